@@ -1,0 +1,1 @@
+"""Measurements over a running cluster, seen from outside as a user would see it."""

@@ -1,0 +1,1 @@
+"""What the load balancers of deploy/lb cost, and how they spread."""

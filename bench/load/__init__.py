@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible server: workloads, a client, statistics."""

@@ -1,0 +1,1 @@
+"""What a placement costs the scheduler: the policy alone, and the whole service over gRPC."""

@@ -1,0 +1,1 @@
+"""The vocabulary that every process shares. Imports no torch."""

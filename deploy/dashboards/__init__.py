@@ -1,0 +1,1 @@
+"""Grafana dashboards: what they show is data here, and `generate` writes the JSON beside it."""

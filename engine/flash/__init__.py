@@ -1,0 +1,1 @@
+"""Attention by a flash-attention package, where one is installed."""

@@ -1,0 +1,109 @@
+"""The KV pool of one worker: one block-major tensor over its own memory, another's or a GPU's.
+
+`[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, contiguous: a block's KV over all
+layers is one range of bytes, and a layer's view is a strided slice.
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.errors import ConfigError
+
+_CPU = torch.device("cpu")
+LAYOUT = "blocks,layers,kv,tokens,kv_heads,head_dim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSpec:
+    """The pool's shape."""
+
+    num_blocks: int
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        return (
+            *(self.num_blocks, self.num_layers, 2),
+            *(self.block_size, self.num_kv_heads, self.head_dim),
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return self.block_size * per_token * self.dtype.itemsize
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.num_blocks * self.block_bytes
+
+    def num_blocks_for(self, kv_bytes: int) -> int:
+        """Blocks of this shape that fit `kv_bytes`. Raises ConfigError where not one does."""
+        if kv_bytes < self.block_bytes:
+            raise ConfigError(
+                f"a KV pool of {kv_bytes} bytes holds no block of {self.block_bytes} bytes"
+            )
+        return kv_bytes // self.block_bytes
+
+
+class KvCache:
+    """The pool as a tensor (`pool`) and as bytes for transfers (`bytes`), over one memory.
+
+    On a GPU they are two: there `device_bytes` are the pool's, uint8 [num_blocks, block_bytes], and
+    `bytes` are where transports that know host memory alone put blocks and find them, under the
+    same ids (`kv_transfer.device_blocks`).
+
+    `buffer` is writable memory of at least `spec.kv_bytes` bytes, such as a shared segment; its
+    owner keeps it open longer than this object. Without one the pool takes memory of its own. No
+    page of it is touched here, so start-up time and resident memory do not depend on its size.
+    """
+
+    def __init__(
+        self, spec: KvSpec, buffer: memoryview | None = None, device: torch.device = _CPU
+    ) -> None:
+        if buffer is None:
+            # Pages of an anonymous mapping read as zero and exist once they are written.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            buffer = memoryview(mmap.mmap(-1, spec.kv_bytes, flags=flags))
+        if buffer.readonly or buffer.nbytes < spec.kv_bytes:
+            raise ValueError(
+                f"the KV pool needs {spec.kv_bytes} writable bytes, not {buffer.nbytes}"
+                f"{' read-only' if buffer.readonly else ''}"
+            )
+        memory = np.frombuffer(buffer, dtype=np.uint8, count=spec.kv_bytes)
+        self.spec = spec
+        # [num_blocks, block_bytes]
+        self.bytes: NDArray[np.uint8] = memory.reshape(spec.num_blocks, spec.block_bytes)
+        # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+        self.device_bytes: torch.Tensor | None = None
+        self._written: torch.cuda.Event | None = None
+        if device.type == "cpu":
+            self.pool = torch.from_numpy(memory).view(spec.dtype).view(spec.shape)
+        else:
+            self.pool = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            self.device_bytes = self.pool.view(spec.num_blocks, -1).view(torch.uint8)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Makes block `target` equal to block `source`, in all layers. On the compute thread."""
+        self.pool[target].copy_(self.pool[source])
+
+    def mark_written(self) -> None:
+        """What the caller's stream was given so far is what `await_written` waits for."""
+        if self.device_bytes is not None:
+            written = torch.cuda.Event()
+            written.record()
+            self._written = written
+
+    def await_written(self) -> None:
+        """Waits, on any thread, until what was marked is in the pool. At once on a CPU."""
+        if self._written is not None:
+            self._written.synchronize()

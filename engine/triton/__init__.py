@@ -1,0 +1,1 @@
+"""Kernels in Triton: for NVIDIA GPUs, and on a CPU in Triton's interpreter, for tests."""

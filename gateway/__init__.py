@@ -1,0 +1,1 @@
+"""The public API over one cluster. Imports neither torch nor transformers."""

@@ -1,0 +1,1 @@
+"""Reads prompts: computes their KV and hands it over to decode workers."""

@@ -1,0 +1,108 @@
+"""Each role by a command of its own, as in containers: they meet over TCP and serve together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core.config import DEFAULT_MODEL
+
+_CONFIG = """
+drain_timeout_s = 5.0
+[gateway]
+http_port = {http}
+grpc_port = 0
+[scheduler]
+admin_port = {admin}
+local_prefill = "never"
+[engine]
+dtype = "float32"
+threads = 1
+prefill_kv_bytes = 268435456
+decode_kv_bytes = 268435456
+[transfer]
+transport = "tcp"
+[network]
+schedulers = ["127.0.0.1:{scheduler}"]
+"""
+ROLES = ("scheduler", "prefill", "decode", "gateway")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The gateway's and the scheduler's admin URL of four processes that were started alone."""
+    folder = tmp_path_factory.mktemp("roles")
+    http, admin, scheduler = _free_ports(3)
+    config = folder / "cluster.toml"
+    config.write_text(_CONFIG.format(http=http, admin=admin, scheduler=scheduler))
+    secret = folder / "secret"
+    secret.write_text("a secret that all of them share")
+    environment = {**os.environ, "TANDEM__SECRET_FILE": str(secret)}
+    command = [sys.executable, "-m", "cli.main", "run"]
+    processes = [
+        subprocess.Popen(
+            [*command, role, "--config", str(config), "--name", f"{role}-a"], env=environment
+        )
+        for role in ROLES
+    ]
+    try:
+        yield f"http://127.0.0.1:{http}", f"http://127.0.0.1:{admin}"
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        codes = [process.wait(timeout=60) for process in processes]
+    assert codes == [0] * len(ROLES)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_four_commands_are_one_cluster_that_hands_kv_over_by_tcp(urls, eventually, cluster):
+    gateway, admin = urls
+    eventually(lambda: _answers(f"{gateway}/readyz"), "the gateway is ready", timeout_s=120)
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": DEFAULT_MODEL, "messages": [question], "temperature": 0, "max_tokens": 12}
+    asked = httpx.post(
+        f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False
+    ).raise_for_status()
+    text = asked.json()["choices"][0]["message"]["content"]
+    assert text == cluster.ask("What is the capital of France?", max_tokens=12)
+    workers = httpx.get(f"{admin}/cluster", trust_env=False).json()["workers"]
+    assert {each["worker"].partition("/")[0] for each in workers} == {"prefill-a", "decode-a"}
+    targets = httpx.get(f"{admin}/sd", trust_env=False).json()
+    found = {each["labels"]["process"]: each["targets"][0] for each in targets}
+    assert set(found) == {"scheduler-a", "gateway-a", "prefill-a", "decode-a"}
+    metrics = httpx.get(f"http://{found['decode-a']}/metrics", trust_env=False).text
+    assert "tandem_adoptions_total{" in metrics or "tandem_adoptions_total 1.0" in metrics
+
+
+def test_a_role_without_what_it_needs_is_refused_in_one_line(tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "cli.main", "run", "decode"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 78
+    assert ended.stderr.splitlines()[-1].endswith(
+        "network.schedulers is needed: host:port where the scheduler listens"
+    )
+    assert "Traceback" not in ended.stderr
