@@ -63,7 +63,7 @@ test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=long --timeout=3600 $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract -m long --timeout=3600
 
-check: lint test test-faults  ## What CI runs: lint, types, contracts, stubs, tests
+check: lint test  ## What CI runs: lint, types, contracts, stubs, tests
 
 lint: $(STAMP)  ## Everything but the tests
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from core.config import DEFAULT_MODEL
 from core.model_card import ModelCard
 from engine.prepare import prepare
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 170.0
 _POLL_S = 0.05
 _ROLES = ("prefill", "decode")
 # Small pools: several clusters fit side by side, and a machine with little shared memory will do.

@@ -502,7 +502,7 @@ async def test_malformed_http_is_answered_over_tls_too(start, pki):
         port = int(served.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(pki))
         writer.write(b"NOT HTTP\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400 ")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 400 ")
         writer.close()
 
 

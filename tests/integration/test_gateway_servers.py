@@ -127,11 +127,11 @@ async def test_an_http_client_that_hangs_up_ends_the_job(api, backend, stream):
             b"content-length: %d\r\n\r\n%s" % (len(body), body)
         )
         if stream:
-            await asyncio.wait_for(reader.readuntil(b"data: "), 10)
+            await asyncio.wait_for(reader.readuntil(b"data: "), 30)
         else:
-            await asyncio.wait_for(backend.opened.wait(), 10)
+            await asyncio.wait_for(backend.opened.wait(), 30)
         writer.transport.abort()
-        await asyncio.wait_for(backend.all_closed.wait(), 5)
+        await asyncio.wait_for(backend.all_closed.wait(), 30)
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port"])
@@ -149,7 +149,7 @@ async def test_leaving_waits_for_what_runs(api, backend):
         async with running(api) as serving:
             url = f"http://127.0.0.1:{serving.http_port}/v1/completions"
             call = asyncio.create_task(client.post(url, json={"model": "demo", "prompt": "x"}))
-            await asyncio.wait_for(backend.opened.wait(), 10)
+            await asyncio.wait_for(backend.opened.wait(), 30)
             asyncio.get_running_loop().call_later(0.3, backend.hold.set)
         assert (await call).json()["choices"][0]["text"] == TEXT
 
@@ -186,7 +186,7 @@ async def raw(port, data):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 30)
     finally:
         writer.close()
 

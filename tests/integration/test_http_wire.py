@@ -67,7 +67,7 @@ async def talk(*parts):
                 writer.write(part)
                 await writer.drain()
                 await asyncio.sleep(0)
-            return await asyncio.wait_for(reader.read(), 10)
+            return await asyncio.wait_for(reader.read(), 30)
         finally:
             writer.close()
 

@@ -84,12 +84,12 @@ def test_after_a_killed_launcher_everything_disappears(mortal, eventually):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_drain(start_cluster, eventually):
-    cluster = start_cluster()
+    cluster = start_cluster(settings={"drain_timeout_s": 120.0})
     body = {
         "model": "smollm2-135m-instruct",
         "prompt": "Rivers",
         "temperature": 0,
-        "max_tokens": 2000,
+        "max_tokens": 4000,
         "ignore_eos": True,
         "stream": True,
     }
@@ -98,10 +98,10 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(start_cluster, eventually):
         assert response.status_code == 200
         next(line for line in response.iter_lines() if line)
         cluster.process.send_signal(signal.SIGINT)
-        eventually(lambda: "again: at once" in cluster.stderr, "it heard", timeout_s=10)
+        eventually(lambda: "again: at once" in cluster.stderr, "it heard", timeout_s=30)
         began = time.monotonic()
         assert cluster.stop(signal.SIGINT) == 0
-        assert time.monotonic() - began < 5, "the drain alone may take 10 s"
+        assert time.monotonic() - began < 20, "the answer takes longer, and may"
     assert _nothing_is_left(cluster)
 
 

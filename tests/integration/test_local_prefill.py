@@ -76,11 +76,11 @@ def test_no_client_sees_the_loss_of_the_only_prefill_worker(pair, asks, eventual
 def test_a_cluster_without_prefill_workers_is_ready_and_answers(start_cluster, asks, eventually):
     cluster = start_cluster("--prefill", "0", settings={"prefill_workers": 0})
     assert set(cluster.pids()) == {"scheduler", "decode-0", "gateway"}
-    eventually(lambda: readiness(cluster) == (True, 0, 1), "it is ready", timeout_s=10)
+    eventually(lambda: readiness(cluster) == (True, 0, 1), "it is ready", timeout_s=30)
     assert "1 decode worker, reading prompts as well" in cluster.stdout
     assert "Paris" in cluster.ask("What is the capital of France?")
     with cluster.client() as client:
         assert all(stream.reason == "length" for stream in client.answer_all(asks))
     assert placements(cluster) == {"disaggregated": 0, "local": 1 + NUM_STREAMS}
-    eventually(cluster.is_at_rest, "no block is held", timeout_s=10)
+    eventually(cluster.is_at_rest, "no block is held", timeout_s=30)
     cluster.close()

@@ -19,7 +19,7 @@ pytestmark = [
 MODEL = "smollm2-135m-instruct"
 # The promise is 3 s; a machine that is shared with others gets some more.
 PLACED_AGAIN_S = 3.0
-SHARED_MACHINE_S = 3.0
+SHARED_MACHINE_S = 10.0
 NUM_STREAMS = 2
 ANSWER_TOKENS = 200
 
@@ -115,7 +115,7 @@ def test_an_emptied_redis_gives_no_token_twice(pair, redis, eventually):
     _, token = await_pair(pair, eventually)
     redis.say("FLUSHALL")
     eventually(
-        lambda: [t for _, t in leaders(pair) if t > token], "a leader has a new token", timeout_s=20
+        lambda: [t for _, t in leaders(pair) if t > token], "a leader has a new token", timeout_s=30
     )
     assert pair.ask("What is the capital of France?", max_tokens=4)
     await_pair(pair, eventually)
@@ -125,7 +125,7 @@ def test_a_leader_that_stops_hands_over_at_once(pair, eventually):
     name, token = await_pair(pair, eventually)
     os.kill(pair.pids()[name], signal.SIGTERM)
     eventually(
-        lambda: [t for other, t in leaders(pair) if t > token], "another leads", timeout_s=20
+        lambda: [t for other, t in leaders(pair) if t > token], "another leads", timeout_s=30
     )
     assert pair.ask("What is the capital of France?", max_tokens=4)
     await_pair(pair, eventually)

@@ -61,7 +61,7 @@ def test_tokens_do_not_depend_on_where_the_prompt_was_read(
     with cluster.client() as client:
         rounds = [client.answer_all(asks), client.answer_all(asks)]
     counters = cluster.state().worker("decode-0").counters
-    eventually(cluster.is_at_rest, "no block is held", timeout_s=10)
+    eventually(cluster.is_at_rest, "no block is held", timeout_s=30)
     cluster.close()
     for answers in rounds:
         assert [stream.token_ids for stream in answers] == expected

@@ -97,7 +97,7 @@ def test_two_models_answer_at_the_same_time_each_with_its_own_tokens(two, eventu
             "default": DEFAULT_MODEL,
             "tiny": "",
         }
-    eventually(two.is_at_rest, "every block is free", timeout_s=20)
+    eventually(two.is_at_rest, "every block is free", timeout_s=30)
 
 
 def test_each_model_has_workers_of_its_own(two):

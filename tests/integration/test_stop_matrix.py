@@ -137,7 +137,7 @@ class Lab:
         return Stage.RESERVED if decode.blocks["in_transfer"] else None
 
     def reach(self, stage: Stage) -> None:
-        self.until(lambda: self.stage() is stage, f"it is {stage.value}", timeout_s=10)
+        self.until(lambda: self.stage() is stage, f"it is {stage.value}", timeout_s=30)
 
     def begins(self, stream: TokenStream, num_tokens: int = 1) -> None:
         deadline_s = time.monotonic() + 20
@@ -181,7 +181,7 @@ class Lab:
             prefill = self.cluster.state().worker("prefill-0")
             return prefill.num_running == 1 and prefill.blocks["owned"] == held
 
-        self.until(both, "one is transferring, the other prefills", timeout_s=10)
+        self.until(both, "one is transferring, the other prefills", timeout_s=30)
         with self.stopped("prefill-0"):
             assert first.code is None and not first.token_ids
             return self.both_are_lost(first, second)
@@ -199,7 +199,7 @@ class Lab:
     def both_are_lost(self, *streams: TokenStream) -> tuple[TokenStream, ...]:
         failures = len(self.cluster.events("request_failed"))
         for stream in streams:
-            stream.wait(10)
+            stream.wait(30)
         logged = self.cluster.events("request_failed")[failures:]
         assert [event["code"] for event in logged] == ["worker_lost"] * len(streams)
         return streams
@@ -291,9 +291,9 @@ def leave_while_queued(lab: Lab) -> TokenStream:
         lab.until(
             lambda: (lab.cluster.state().num_queued, lab.cluster.state().num_placed) == (0, 1),
             "it has left the queue",
-            timeout_s=5,
+            timeout_s=30,
         )
-    return stream.wait(5)
+    return stream.wait(30)
 
 
 def leave_while_reserved(lab: Lab) -> TokenStream:
@@ -304,15 +304,15 @@ def leave_while_reserved(lab: Lab) -> TokenStream:
         lab.until(
             lambda: lab.cluster.state().blocks("quarantined", "decode") > 0,
             "its blocks wait for the prefill worker's word",
-            timeout_s=5,
+            timeout_s=30,
         )
-    return stream.wait(5)
+    return stream.wait(30)
 
 
 def leave_at(stage: Stage, stream: TokenStream, lab: Lab) -> TokenStream:
     lab.reach(stage)
     stream.cancel()
-    return stream.wait(5)
+    return stream.wait(30)
 
 
 def leave_while_prefilling(lab: Lab) -> TokenStream:
@@ -327,7 +327,7 @@ def leave_after(num_tokens: int, lab: Lab) -> TokenStream:
     stream = lab.start(lab.question, max_tokens=500, ignore_eos=True)
     lab.begins(stream, num_tokens)
     stream.cancel()
-    return stream.wait(5)
+    return stream.wait(30)
 
 
 # --- the deadline passes ----------------------------------------------------------------------
@@ -382,9 +382,9 @@ def fail_while_queued(lab: Lab) -> TokenStream:
         first = lab.start(lab.question, max_tokens=200)
         lab.reach(Stage.QUEUED)
         stream = lab.start(lab.question, max_tokens=POOL_BLOCKS * BLOCK_TOKENS)
-        lab.until(lambda: lab.cluster.state().num_queued == 2, "both wait", timeout_s=5)
+        lab.until(lambda: lab.cluster.state().num_queued == 2, "both wait", timeout_s=30)
     assert first.wait(20).reason == "eos"
-    return stream.wait(5)
+    return stream.wait(30)
 
 
 def fail_while_reserved(lab: Lab) -> TokenStream:
@@ -392,7 +392,7 @@ def fail_while_reserved(lab: Lab) -> TokenStream:
     with lab.stopped("prefill-0"):
         stream = lab.start(lab.question, max_tokens=200)
         lab.reach(Stage.RESERVED)
-        return stream.wait(10)
+        return stream.wait(30)
 
 
 NO_TOKEN = Never("no token is sampled before a prompt is computed")

@@ -271,7 +271,7 @@ def test_a_missed_target_is_kept_by_every_process(local, receiver, eventually):
     def lines() -> list[dict]:
         return [line for line in cluster.events("request") if line["job"] == response.json()["id"]]
 
-    eventually(lambda: bool(lines()), "the request has its line", timeout_s=10)
+    eventually(lambda: bool(lines()), "the request has its line", timeout_s=30)
     (line,) = lines()
     spans = receiver.wait_for(line["trace_id"], have(*LOCAL))
     assert tree(spans) == LOCAL

@@ -35,8 +35,10 @@ REQUEST_BLOCKS = 6
 POOL_BLOCKS = 2 * REQUEST_BLOCKS
 FREEZE = 0.01
 MAX_TRIES = 20
-SILENT_S = 6.0  # a frozen peer is noticed within this time
-FENCED_S = 10.0
+# What a machine that is busy with other work may add to any of these times.
+SHARED_MACHINE_S = 10.0
+SILENT_S = 6.0 + SHARED_MACHINE_S  # a frozen peer is noticed within this time
+FENCED_S = 10.0 + SHARED_MACHINE_S
 BACK_S = 90.0
 
 
@@ -181,7 +183,7 @@ def test_what_a_stopped_writer_may_still_write_into_is_lent_to_nobody(
             eventually(
                 lambda: narrow.state().num_queued > 0,
                 "the blocks are wanted, and others wait for those that are left",
-                timeout_s=10,
+                timeout_s=30,
             )
             answers = [stream.wait(60).token_ids for stream in wanting]
             assert answers == undisturbed[1:4]
@@ -194,10 +196,10 @@ def test_what_a_stopped_writer_may_still_write_into_is_lent_to_nobody(
             fresh &= untouched(segment.bytes)
             os.kill(narrow.pids()["prefill-0"], signal.SIGCONT)
             eventually(
-                lambda: not fresh <= untouched(segment.bytes), "the late write lands", timeout_s=10
+                lambda: not fresh <= untouched(segment.bytes), "the late write lands", timeout_s=30
             )
             assert neighbour.code is None, "while the neighbour decodes"
-            eventually(lambda: quarantined() == 0, "the writer's word frees them", timeout_s=10)
+            eventually(lambda: quarantined() == 0, "the writer's word frees them", timeout_s=30)
             assert neighbour.wait(60).token_ids == undisturbed[4]
         assert watch.unbalanced == []
     finally:
@@ -218,7 +220,7 @@ def test_a_stopped_writer_is_killed_and_its_blocks_come_back(
         eventually(
             lambda: narrow.state().blocks("quarantined", "decode") == PROMPT_BLOCKS,
             "its blocks are kept back",
-            timeout_s=2,
+            timeout_s=SILENT_S,
         )
         eventually(
             lambda: narrow.state().blocks("quarantined", "decode") == 0,

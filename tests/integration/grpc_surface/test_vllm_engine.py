@@ -178,7 +178,7 @@ async def test_a_request_is_aborted_by_the_routers_id(engine, backend):
         last = response
     assert last.complete.finish_reason == "abort"
     assert last.complete.completion_tokens == len(last.complete.output_ids)
-    await asyncio.wait_for(backend.closed.wait(), 10)
+    await asyncio.wait_for(backend.closed.wait(), 30)
 
 
 async def test_health_follows_readiness(engine, readiness):
@@ -207,10 +207,10 @@ async def test_loads_count_what_waits_and_what_runs(engine, backend):
     backend.hold.clear()
     call = engine.Generate(asked(stream=True), timeout=30)
     reading = asyncio.create_task(call.read())
-    await asyncio.wait_for(backend.opened.wait(), 10)
+    await asyncio.wait_for(backend.opened.wait(), 30)
     assert await load() == (0, 1, 2)
     backend.queue.set()
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 30)
     assert await load() == (1, 0, 0)
     call.cancel()
 

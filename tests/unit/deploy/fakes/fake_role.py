@@ -3,9 +3,17 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 
 from core.process import ProcessContext, run
 from core.telemetry.names import Role
+
+
+def show(path: Path, text: str) -> None:
+    """Whole at once: the tests read it as soon as it is there."""
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 async def main(context: ProcessContext, stop: asyncio.Event) -> None:
@@ -17,9 +25,9 @@ async def main(context: ProcessContext, stop: asyncio.Event) -> None:
         "scheduler": {"admin": scheduler.admin_port or 40003},
     }
     if me.name in bound:
-        (context.run_dir / f"{me.name}.json").write_text(json.dumps(bound[me.name]))
+        show(context.run_dir / f"{me.name}.json", json.dumps(bound[me.name]))
     (context.run_dir / f"{me.name}-{me.incarnation}.sock").touch()
-    (context.run_dir / f"{me.name}.pid").write_text(f"{os.getpid()} {me.incarnation}")
+    show(context.run_dir / f"{me.name}.pid", f"{os.getpid()} {me.incarnation}")
     context.mark_ready()
     await stop.wait()
 
