@@ -43,7 +43,8 @@ class RetryBudget:
 class Poison:
     """Prompts that cost two workers: refused for a while, lest they cost the others too.
 
-    To their tenant alone: nobody learns of another's prompts, or keeps others from theirs.
+    To their tenant and by their model alone: nobody learns of another's prompts, or keeps others
+    from theirs, and to another model the same token ids are another prompt.
     """
 
     def __init__(self, quarantine_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,15 +52,15 @@ class Poison:
         self._clock = clock
         self._until_s: dict[int, float] = {}
 
-    def add(self, tenant: str, prompt_token_ids: tuple[int, ...]) -> None:
-        """This prompt cost two workers."""
+    def add(self, model: str, tenant: str, prompt_token_ids: tuple[int, ...]) -> None:
+        """This prompt cost two of the model's workers."""
         now_s = self._clock()
         self._until_s = {key: end_s for key, end_s in self._until_s.items() if end_s > now_s}
-        self._until_s[hash((tenant, prompt_token_ids))] = now_s + self._quarantine_s
+        self._until_s[hash((model, tenant, prompt_token_ids))] = now_s + self._quarantine_s
 
-    def remaining_s(self, tenant: str, prompt_token_ids: tuple[int, ...]) -> float:
+    def remaining_s(self, model: str, tenant: str, prompt_token_ids: tuple[int, ...]) -> float:
         """How long the prompt is still refused; 0 where it is not."""
         if not self._until_s:
             return 0.0
-        until_s = self._until_s.get(hash((tenant, prompt_token_ids)), 0.0)
+        until_s = self._until_s.get(hash((model, tenant, prompt_token_ids)), 0.0)
         return max(0.0, until_s - self._clock())

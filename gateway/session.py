@@ -181,7 +181,7 @@ class Session:
     async def begin(self) -> None:
         """Returns with the first tokens. Raises the last attempt's error where none succeeds."""
         refused_s = self._cluster.poison.remaining_s(
-            self._job.cache_salt, self._job.prompt_token_ids
+            self._job.model, self._job.cache_salt, self._job.prompt_token_ids
         )
         if refused_s > 0:
             raise Overloaded(
@@ -270,7 +270,9 @@ class Session:
         if isinstance(error, WorkerLost):
             self._lost_workers.append(str(error.culprit))
             if len(self._lost_workers) > MAX_LOST_WORKERS:
-                self._cluster.poison.add(self._job.cache_salt, self._job.prompt_token_ids)
+                self._cluster.poison.add(
+                    self._job.model, self._job.cache_salt, self._job.prompt_token_ids
+                )
                 raise error
         if isinstance(error, DataLoss):
             self._data_losses += 1

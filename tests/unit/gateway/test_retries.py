@@ -34,10 +34,17 @@ def test_the_budget_comes_back_with_time(clock):
 
 def test_a_prompt_that_cost_two_workers_is_refused_for_a_while(clock):
     poison = Poison(60.0, clock)
-    poison.add("acme", (1, 2, 3))
+    poison.add("m", "acme", (1, 2, 3))
     clock.now_s += 20.0
-    assert poison.remaining_s("acme", (1, 2, 3)) == pytest.approx(40.0)
-    assert poison.remaining_s("acme", (1, 2)) == 0.0
-    assert poison.remaining_s("other", (1, 2, 3)) == 0.0
+    assert poison.remaining_s("m", "acme", (1, 2, 3)) == pytest.approx(40.0)
+    assert poison.remaining_s("m", "acme", (1, 2)) == 0.0
+    assert poison.remaining_s("m", "other", (1, 2, 3)) == 0.0
     clock.now_s += 41.0
-    assert poison.remaining_s("acme", (1, 2, 3)) == 0.0
+    assert poison.remaining_s("m", "acme", (1, 2, 3)) == 0.0
+
+
+def test_another_models_prompt_of_the_same_tokens_is_served(clock):
+    poison = Poison(60.0, clock)
+    poison.add("large", "acme", (1, 2, 3))
+    assert poison.remaining_s("small", "acme", (1, 2, 3)) == 0.0
+    assert poison.remaining_s("large", "acme", (1, 2, 3)) == pytest.approx(60.0)

@@ -194,6 +194,15 @@ async def test_a_prompt_that_one_tenant_may_not_send_for_a_while_is_anothers_to_
     assert await cluster.tokens(job(cache_salt="other")) == (ANSWER, [StopReason.LENGTH])
 
 
+async def test_a_prompt_that_one_model_refuses_for_a_while_is_served_by_another():
+    cluster = Cluster([2, lost(1)], [2, lost(2)], [10, StopReason.LENGTH])
+    with pytest.raises(WorkerLost):
+        await cluster.tokens(replace(job(), model="large"))
+    with pytest.raises(Overloaded):
+        await cluster.tokens(replace(job(), model="large"))
+    assert await cluster.tokens(replace(job(), model="small")) == (ANSWER, [StopReason.LENGTH])
+
+
 async def test_damaged_blocks_are_tried_once_more_and_then_are_data_loss():
     cluster = Cluster([DataLoss("damaged")], [DataLoss("damaged")], [10, StopReason.LENGTH])
     with pytest.raises(DataLoss):
