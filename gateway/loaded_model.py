@@ -110,7 +110,7 @@ class LoadedModel:
         """A completion's prompt as text, without control tokens, to go before its answers."""
         prompt = request.prompt
         text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-        if request.sampling.prompt_logprobs is None:
+        if request.sampling.logprobs is None:
             return Echo(text=text)
         return echo_of(text, token_ids, Detokenizer(self.tokenizer).feed)
 

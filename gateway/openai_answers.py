@@ -10,7 +10,7 @@ from gateway.choice_text import TextEvent
 from gateway.echo import Echo
 from gateway.loaded_model import ModelInfo
 from gateway.openai_calls import call_deltas, call_message
-from gateway.openai_logprobs import LegacyLogprobs, Spell, chat_logprobs
+from gateway.openai_logprobs import LegacyLogprobs, Spell, chat_logprobs, prompt_logprobs
 from gateway.text_stream import DoneEvent, Usage
 from gateway.tools.reading import CallReading
 
@@ -52,7 +52,9 @@ class _Shape:
         include_timing: bool = False,
         num_choices: int = 1,
         created_unix_s: int | None = None,
+        scored: tuple[int, ...] = (),
     ) -> None:
+        """`scored` are the prompt's tokens, where their log probabilities are told."""
         self._head = {
             "id": request_id,
             "created": int(time.time()) if created_unix_s is None else created_unix_s,
@@ -63,6 +65,7 @@ class _Shape:
         self._include_usage = include_usage
         self._include_timing = include_timing
         self._num_choices = num_choices
+        self._scored = scored
 
     def _whole(
         self, kind: str, choices: Sequence[Mapping[str, Any]], done: DoneEvent
@@ -73,6 +76,12 @@ class _Shape:
     def _account(self, done: DoneEvent) -> dict[str, Any]:
         account: dict[str, Any] = {"usage": usage_json(done.usage)}
         return account | {"timing": asdict(done.timing)} if self._include_timing else account
+
+    def _prompt(self, events: Sequence[TextEvent]) -> dict[str, Any]:
+        """What is told of the prompt beside an answer; nothing where nobody asked."""
+        if not self._scored:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._scored, _of_prompt(events), self._spell)}
 
     def _by_choice(self, events: Sequence[TextEvent]) -> list[list[TextEvent]]:
         found: list[list[TextEvent]] = [[] for _ in range(self._num_choices)]
@@ -125,7 +134,7 @@ class ChatAnswer(_Shape):
                     "finish_reason": self._finish_reason(i, mine),
                 }
             )
-        return self._whole("chat.completion", choices, done)
+        return self._whole("chat.completion", choices, done) | self._prompt(events)
 
     def first(self) -> list[dict[str, Any]]:
         return [
@@ -175,7 +184,7 @@ class CompletionAnswer(_Shape):
         self._told = False  # whether the prompt's log probabilities have gone out
 
     def whole(self, events: Sequence[TextEvent], done: DoneEvent) -> dict[str, Any]:
-        told = next((event.prompt_logprobs for event in events if event.prompt_logprobs), ())
+        told, beside = _of_prompt(events), self._prompt(events)
         choices = []
         for mine in self._by_choice(events):
             logprobs = LegacyLogprobs(self._spell)
@@ -187,6 +196,7 @@ class CompletionAnswer(_Shape):
                     "text": self._echo.text + "".join(event.text for event in mine),
                     "logprobs": logprobs.found,
                     "finish_reason": finish_reason(mine),
+                    **beside,
                 }
             )
         return self._whole("text_completion", choices, done)
@@ -223,6 +233,11 @@ class CompletionAnswer(_Shape):
 
     def _text(self, index: int, text: str, **more: Any) -> dict[str, Any]:
         return self._chunk("text_completion", index, {"text": text}, **more)
+
+
+def _of_prompt(events: Sequence[TextEvent]) -> Sequence[TokenLogprobs]:
+    """What the first event brought of the prompt's tokens."""
+    return next((event.prompt_logprobs for event in events if event.prompt_logprobs), ())
 
 
 def finish_reason(events: Sequence[TextEvent]) -> str:

@@ -68,7 +68,6 @@ _COMMON: dict[str, Passes] = {
     "chat_template_kwargs": _NOTHING,
     "guided_whitespace_pattern": _NOTHING,
     "use_beam_search": _only(False),
-    "prompt_logprobs": _NOTHING,  # completions tell them with echo and logprobs
 }
 
 UNSUPPORTED_CHAT: dict[str, Passes] = _COMMON | {

@@ -29,6 +29,28 @@ def chat_logprobs(events: Sequence[TextEvent], spell: Spell) -> dict[str, Any] |
     return {"content": content, "refusal": None} if content else None
 
 
+def prompt_logprobs(
+    token_ids: Sequence[int], told: Sequence[TokenLogprobs], spell: Spell
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token of a prompt itself and the likeliest, by id; None for the first.
+
+    The likeliest are ranked from 1. What the token's own rank is behind them nobody has counted.
+    """
+    return [None, *(_ranked(i, each, spell) for i, each in zip(token_ids[1:], told, strict=True))]
+
+
+def _ranked(token_id: int, each: TokenLogprobs, spell: Spell) -> dict[str, Any]:
+    likeliest = zip(each.top_token_ids, each.top_logprobs, strict=True)
+    found: dict[str, Any] = {str(token_id): _ranked_token(token_id, each.logprob, None, spell)}
+    for rank, (top_id, logprob) in enumerate(likeliest, start=1):
+        found[str(top_id)] = _ranked_token(top_id, logprob, rank, spell)
+    return found
+
+
+def _ranked_token(token_id: int, logprob: float, rank: int | None, spell: Spell) -> dict[str, Any]:
+    return {"logprob": max(logprob, FLOOR), "rank": rank, "decoded_token": spell(token_id)[0]}
+
+
 class LegacyLogprobs:
     """The older shape: four lists of equal length.
 

@@ -36,6 +36,8 @@ class HttpRequest(Generic[R]):
     include_usage: bool
     include_timing: bool
     ignored: str | None
+    # Whether the prompt's log probabilities are told beside the answers.
+    prompt_logprobs: bool
     # A completion's prompt goes before the answer.
     echo: bool = False
 
@@ -53,6 +55,7 @@ def read_chat(raw: bytes, *, strict: bool) -> HttpRequest[ChatInput]:
         stream=bool(body.stream),
         include_usage=body.include_usage,
         include_timing=bool(body.include_timing),
+        prompt_logprobs=body.prompt_logprobs is not None,
         ignored=header,
     )
 
@@ -69,6 +72,7 @@ def read_completion(raw: bytes, *, strict: bool) -> HttpRequest[CompletionInput]
         stream=bool(body.stream),
         include_usage=body.include_usage,
         include_timing=bool(body.include_timing),
+        prompt_logprobs=body.prompt_logprobs is not None,
         ignored=header,
         echo=bool(body.echo),
     )

@@ -114,6 +114,11 @@ class _Body(StrictBody):
     priority: int | None = Field(
         None, description="The lower, the earlier; how low depends on the API key. Default 0."
     )
+    prompt_logprobs: int | None = Field(
+        None,
+        description="Tell log probabilities of the prompt's tokens, and of so many likeliest. "
+        "Not in a stream.",
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_timing: bool | None = Field(
@@ -139,6 +144,8 @@ class _Body(StrictBody):
     ) -> SamplingInput:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("needs stream: true", field="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise Unsupported("is not told in a stream", field="prompt_logprobs")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return SamplingInput(
             temperature=self.temperature,
@@ -160,6 +167,7 @@ class _Body(StrictBody):
             logit_bias=tuple(map(_bias, (self.logit_bias or {}).items())),
             logprobs=logprobs,
             logprobs_field=logprobs_field,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def _grammar(self) -> GrammarInput | None:
@@ -244,6 +252,8 @@ class CompletionBody(_Body):
         """With the prompt's log probabilities, where it is repeated and they are asked for."""
         if not self.echo or self.logprobs is None:
             return sampling
+        if self.prompt_logprobs not in (None, self.logprobs):
+            raise InvalidRequest("differs from logprobs, beside echo", field="prompt_logprobs")
         return replace(sampling, prompt_logprobs=self.logprobs, prompt_logprobs_field="logprobs")
 
     def _prompt(self) -> str | tuple[int, ...]:

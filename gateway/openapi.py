@@ -250,6 +250,7 @@ def _bounds(config: GatewayConfig, limits: Limits) -> dict[str, int]:
         "best_of": config.max_choices,
         "logprobs": config.max_logprobs,
         "top_logprobs": config.max_logprobs,
+        "prompt_logprobs": config.max_logprobs,
         "max_tokens": limits.window - 1,
         "max_completion_tokens": limits.window - 1,
     }

@@ -54,6 +54,17 @@ _TEXT_LOGPROBS = _object(
     ),
     text_offset=_list(_COUNT),
 )
+# For each token of a prompt but the first, by token id: itself, and the likeliest with their rank.
+_PROMPT_LOGPROBS = _list(
+    _or_null(
+        {
+            "type": "object",
+            "additionalProperties": _object(
+                logprob={"type": "number"}, rank=_or_null(_COUNT), decoded_token=_STRING
+            ),
+        }
+    )
+)
 _TOOL_CALL = _object(
     id=_STRING, type={"const": "function"}, function=_object(name=_STRING, arguments=_STRING)
 )
@@ -79,10 +90,13 @@ _DELTA = _object(
 )
 
 
-def _answer(kind: str, choice: Schema, *, usage: bool) -> Schema:
-    """An answer, or a chunk of one: a chunk has usage where it was asked for, and null before."""
+def _answer(kind: str, choice: Schema, *, usage: bool, **more: Schema) -> Schema:
+    """An answer, or a chunk of one: a chunk has usage where it was asked for, and null before.
+
+    `more` is there where it was asked for.
+    """
     return _object(
-        ("timing",) if usage else ("usage", "timing"),
+        (*more, "timing") if usage else (*more, "usage", "timing"),
         id=_STRING,
         object={"const": kind},
         created=_COUNT,
@@ -91,12 +105,18 @@ def _answer(kind: str, choice: Schema, *, usage: bool) -> Schema:
         choices=_list(choice),
         usage=_ref("Usage") if usage else _or_null(_ref("Usage")),
         timing=_ref("Timing"),
+        **more,
     )
 
 
-def _choice(logprobs: Schema, *, finished: bool, **content: Schema) -> Schema:
+def _choice(
+    logprobs: Schema, *, finished: bool, more: dict[str, Schema] | None = None, **content: Schema
+) -> Schema:
+    asked = more or {}
     return _object(
+        tuple(asked),
         index=_COUNT,
+        **asked,
         **content,
         logprobs=_or_null(logprobs),
         finish_reason=_FINISH_REASON if finished else _or_null(_FINISH_REASON),
@@ -113,7 +133,10 @@ ANSWERS: dict[str, Schema] = {
     # Seconds; all but ttft_s and total_s add up to ttft_s.
     "Timing": _object(**{each.name: {"type": "number"} for each in fields(Timing)}),
     "ChatCompletion": _answer(
-        "chat.completion", _choice(_CHAT_LOGPROBS, finished=True, message=_MESSAGE), usage=True
+        "chat.completion",
+        _choice(_CHAT_LOGPROBS, finished=True, message=_MESSAGE),
+        usage=True,
+        prompt_logprobs=_PROMPT_LOGPROBS,
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
@@ -121,7 +144,11 @@ ANSWERS: dict[str, Schema] = {
         usage=False,
     ),
     "Completion": _answer(
-        "text_completion", _choice(_TEXT_LOGPROBS, finished=True, text=_STRING), usage=True
+        "text_completion",
+        _choice(
+            _TEXT_LOGPROBS, finished=True, more={"prompt_logprobs": _PROMPT_LOGPROBS}, text=_STRING
+        ),
+        usage=True,
     ),
     "CompletionChunk": _answer(
         "text_completion", _choice(_TEXT_LOGPROBS, finished=False, text=_STRING), usage=False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.config import ClusterConfig
-from core.messages import HandoffTiming, StopReason
+from core.messages import HandoffTiming, StopReason, TokenLogprobs
 from core.model_card import ModelCard
 from engine.prepare import prepare
 from gateway.api import InferenceApi
@@ -68,20 +68,29 @@ class ScriptedBackend:
         if self.refusal is not None:
             raise self.refusal
         try:
-            yield ScriptedStream(self, job.num_choices)
+            yield ScriptedStream(self, job)
         finally:
             self.closed.set()
 
 
 class ScriptedStream:
-    """Every choice gets the whole script, unless a batch says whose it is."""
+    """Every choice gets the whole script, unless a batch says whose it is.
 
-    def __init__(self, backend: ScriptedBackend, num_choices: int) -> None:
+    A prompt whose log probabilities are asked for has some, also where the script has none.
+    """
+
+    def __init__(self, backend: ScriptedBackend, job: Job) -> None:
         self._backend = backend
-        self._num_choices = num_choices
+        self._num_choices = job.num_choices
+        self._scored: tuple[TokenLogprobs, ...] = ()
+        if job.sampling.prompt_logprobs:
+            self._scored = (TokenLogprobs(logprob=-1.0),) * (len(job.prompt_token_ids) - 1)
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         for step in self._backend.script:
+            if isinstance(step, TokenBatch) and self._scored:
+                step = replace(step, prompt_logprobs=step.prompt_logprobs or self._scored)
+                self._scored = ()
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):

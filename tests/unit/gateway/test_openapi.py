@@ -82,6 +82,7 @@ async def test_answers_fit(http, backend, fits, route, name):
     assert fits(name, (await send()).json())
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     assert fits(name, (await send(include_timing=True)).json())
+    assert fits(name, (await send(prompt_logprobs=1)).json())
     for fields in ({"stream": True}, usage, {**usage, "include_timing": True}):
         chunks = (await send(**fields)).chunks
         assert len(chunks) > 2

@@ -1,4 +1,4 @@
-"""The prompt's log probabilities, in the older shape of completions and over gRPC."""
+"""The prompt's log probabilities: the older shape of completions, vLLM's, and over gRPC."""
 
 from dataclasses import replace
 
@@ -83,10 +83,74 @@ async def test_prompts_of_token_ids_are_told_too(http, backend, told):
     check(choice["logprobs"], choice["text"], told, len(backend.script))
 
 
-@pytest.mark.parametrize("value", [1, 0, True, "x"])
-async def test_vllms_field_is_refused_by_name(http, backend, value):
+def by_rank(found, spell):
+    """The script's distribution in vLLM's shape, behind the first token."""
+    assert found[0] is None
+    for i, entry in enumerate(found[1:], start=1):
+        for token_id, rank, logprob in (("5", 1, -0.5), ("6", 2, -1.5)):
+            told = {"logprob": logprob, "rank": rank, "decoded_token": spell(int(token_id))[0]}
+            assert entry[token_id] == told
+        own = [each for name, each in entry.items() if name not in ("5", "6")]
+        assert [(each["logprob"], each["rank"]) for each in own] == [(-float(i), None)]
+
+
+async def test_vllms_field_tells_a_completions_prompt_in_each_choice(
+    http, backend, told, tokenizer
+):
+    reply = (await http.complete(PROMPT, prompt_logprobs=2, n=2)).json()
+    for choice in reply["choices"]:
+        assert len(choice["prompt_logprobs"]) == len(told)
+        by_rank(choice["prompt_logprobs"], tokenizer.spelled)
+        assert choice["text"] == "Paris is the capital."
+    assert backend.jobs[-1].sampling.top_prompt_logprobs == 2
+
+
+async def test_vllms_field_tells_a_chats_prompt_beside_its_choices(http, backend, tokenizer):
+    plain = await http.chat()
+    assert "prompt_logprobs" not in plain.json()
+    each = TokenLogprobs(logprob=-2.0, top_token_ids=(5,), top_logprobs=(float("-inf"),))
+    count = len(backend.jobs[-1].prompt_token_ids) - 1
+    backend.script[0] = replace(backend.script[0], prompt_logprobs=(each,) * count)
+    for asked in (0, 1):
+        found = (await http.chat(prompt_logprobs=asked, n=2)).json()
+        first, *others = found["prompt_logprobs"]
+        assert first is None and len(others) == count
+        assert all(entry["5"]["logprob"] == -9999.0 for entry in others)
+        assert all("prompt_logprobs" not in choice for choice in found["choices"])
+        assert backend.jobs[-1].sampling.top_prompt_logprobs == asked
+    ids = backend.jobs[-1].prompt_token_ids
+    assert [str(i) in entry for i, entry in zip(ids[1:], others, strict=True)] == [True] * count
+
+
+async def test_a_prompt_of_one_token_has_nothing_to_tell(http, backend):
+    choice = (await http.complete([5], prompt_logprobs=1)).json()["choices"][0]
+    assert choice["prompt_logprobs"] == [None]
+
+
+async def test_echo_without_logprobs_repeats_the_text_alone(http, backend):
+    choice = (await http.complete(PROMPT, echo=True, prompt_logprobs=2)).json()["choices"][0]
+    assert choice["text"].startswith(PROMPT) and choice["logprobs"] is None
+    assert len(choice["prompt_logprobs"]) == len(backend.jobs[-1].prompt_token_ids)
+
+
+async def test_both_fields_of_the_prompt_must_agree(http, backend, told):
+    error = (await http.complete(PROMPT, echo=True, logprobs=2, prompt_logprobs=1)).error
+    assert error["param"] == "prompt_logprobs"
+    choice = (await http.complete(PROMPT, echo=True, logprobs=2, prompt_logprobs=2)).json()
+    check(choice["choices"][0]["logprobs"], choice["choices"][0]["text"], told, len(backend.script))
+    assert len(choice["choices"][0]["prompt_logprobs"]) == len(told)
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, "x", 1.5])
+async def test_what_is_no_number_of_them_is_refused_by_name(http, backend, value):
     for send in (http.chat, http.complete):
-        error = (await send(prompt_logprobs=value)).error
+        assert (await send(prompt_logprobs=value)).error["param"] == "prompt_logprobs"
+    assert backend.jobs == []
+
+
+async def test_a_stream_does_not_tell_them(http, backend):
+    for send in (http.chat, http.complete):
+        error = (await send(prompt_logprobs=0, stream=True)).error
         assert (error["param"], error["code"]) == ("prompt_logprobs", "unsupported")
     assert backend.jobs == []
 
