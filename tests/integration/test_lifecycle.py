@@ -36,7 +36,7 @@ def _nothing_is_left(cluster) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_lets_a_running_request_finish_and_leaves_nothing(start_cluster, number):
-    cluster = start_cluster()
+    cluster = start_cluster(settings={"drain_timeout_s": 90.0})
     body = {
         "model": "smollm2-135m-instruct",
         "messages": [{"role": "user", "content": "Tell me about rivers."}],
@@ -51,7 +51,7 @@ def test_a_stop_lets_a_running_request_finish_and_leaves_nothing(start_cluster, 
         assert cluster.segments(), "the test looks where segments are"
         cluster.process.send_signal(number)
         assert list(lines)[-1] == "data: [DONE]"
-    assert cluster.process.wait(timeout=40) == 0
+    assert cluster.process.wait(timeout=120) == 0
     assert _nothing_is_left(cluster)
 
 
