@@ -57,7 +57,7 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)  ## Run other projects' clients and router
 
 .PHONY: test-deploy bench-lb
 test-deploy: $(STAMP) .venv/deploy/.installed  ## Check chart, image and load balancers with helm, envoy, haproxy, nginx
-	$(BIN)/python -m pytest -m deploy tests/deploy tests/integration/test_load_balancers.py $(ARGS)
+	$(BIN)/python -m pytest -m deploy tests/deploy tests/integration/test_load_balancers.py tests/integration/test_internal_tls.py $(ARGS)
 
 test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each time; Triton's kernels over every shape
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=long --timeout=3600 $(ARGS)

@@ -41,10 +41,17 @@ class OperatorClient:
         await self._http.aclose()
 
     async def cluster(self) -> dict[str, Any]:
-        """The scheduler's /cluster."""
-        told = await self._get(f"{self._url}/cluster")
+        """/cluster of the scheduler that leads, whom one that stands by names."""
+        told = await self._cluster_at(self._url)
+        leader = told.get("leader", {})
+        if not leader.get("leads", True) and (there := leader.get("admin_address")):
+            return await self._cluster_at(f"http://{there}")
+        return told
+
+    async def _cluster_at(self, url: str) -> dict[str, Any]:
+        told = await self._get(f"{url}/cluster")
         if "workers" not in told:
-            raise Unavailable(f"{self._url} is no admin server of a scheduler")
+            raise Unavailable(f"{url} is no admin server of a scheduler")
         return told
 
     async def snapshot(self) -> Snapshot:

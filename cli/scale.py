@@ -1,9 +1,12 @@
 """`tandem scale`: how many workers serve each role, shown and chosen."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    import httpx
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +31,7 @@ def scale(
         str | None, typer.Option(help="Whose workers, where several models are served.")
     ] = None,
     url: Annotated[
-        str, typer.Option(help="The scheduler's admin server.")
+        str, typer.Option(help="A scheduler's admin server; one that stands by names the leader's.")
     ] = "http://127.0.0.1:8001",
 ) -> None:
     """Show who serves which role and what the demand wants; with numbers, choose."""
@@ -65,7 +68,7 @@ def _ask(url: str, chosen: Mapping[str, object] | None, model: str | None) -> st
         with httpx.Client(timeout=10.0, trust_env=False) as client:
             method = "GET" if chosen is None else "POST"
             ask = client.build_request(method, address, json=chosen, params=query)
-            response = client.send(ask)
+            response = _followed(client, client.send(ask))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InvalidRequest(f"--url: {url} is not a URL: {error}", field="--url") from error
     except httpx.HTTPError as error:
@@ -76,10 +79,32 @@ def _ask(url: str, chosen: Mapping[str, object] | None, model: str | None) -> st
             told = found["error"]
             named = {"model": "--model: "}.get(told.get("field"), "")
             raise TandemError(f"{named}{told['message']}")
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise Unavailable(f"{url}: {found['error']['message']}")
         response.raise_for_status()
         return report(found)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise Unavailable(f"{url} does not answer like a scheduler's admin server") from error
+
+
+def _followed(client: "httpx.Client", response: "httpx.Response") -> "httpx.Response":
+    """The leader's answer, where a scheduler that stands by says who leads."""
+    import httpx
+
+    from core.errors import Unavailable
+
+    if (there := response.next_request) is None:
+        return response
+    try:
+        answer = client.send(there)
+    except httpx.HTTPError as error:
+        raise Unavailable(
+            f"{response.url.host}:{response.url.port} stands by, and the admin server of the "
+            f"scheduler that leads, {there.url.host}:{there.url.port}, cannot be reached from here"
+        ) from error
+    if answer.next_request is not None:
+        raise Unavailable("no scheduler leads for long enough to answer: try again")
+    return answer
 
 
 def report(found: Mapping[str, Any]) -> str:

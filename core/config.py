@@ -278,6 +278,29 @@ class NetworkConfig(Section):
         return self
 
 
+class InternalTlsConfig(Section):
+    """What processes that meet over TCP show each other. All three files, or none."""
+
+    # PEM files. The CA is the cluster's own: whoever has a certificate of it is of the cluster.
+    cert_file: str | None = None
+    key_file: str | None = None
+    ca_file: str | None = None
+    # The DNS name that every process's certificate has. Addresses are not compared.
+    name: str = Field("tandem", pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> Self:
+        files = {name: getattr(self, name) for name in ("cert_file", "key_file", "ca_file")}
+        lacking = [name for name, path in files.items() if path is None]
+        if lacking and (len(lacking) < len(files) or "name" in self.model_fields_set):
+            raise PydanticCustomError(
+                "half_internal_tls",
+                "cert_file, key_file and ca_file go together; not set: {lacking}",
+                {"lacking": ", ".join(lacking)},
+            )
+        return self
+
+
 class RedisConfig(Section):
     """What several schedulers and gateways share. Without a URL each has its own, in memory."""
 
@@ -366,6 +389,7 @@ class ClusterConfig(Section):
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     network: NetworkConfig = NetworkConfig()
+    internal_tls: InternalTlsConfig = InternalTlsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     redis: RedisConfig = RedisConfig()
     ray: RayConfig = RayConfig()

@@ -8,6 +8,7 @@ address that everybody is told, the workers wherever they like, since each tells
 import grpc
 
 from core.errors import ConfigError
+from core.internal_tls import InternalTls
 from core.leader_finder import LeaderFinder
 from core.ports import scheduler_names
 from core.process import ProcessContext, socket_address
@@ -37,6 +38,7 @@ def listen_as_scheduler(server: grpc.aio.Server, context: ProcessContext) -> str
         server,
         host_port(network.listens_on, port),
         "network.host, network.port, network.schedulers",
+        context.tls,
     )
     return host_port(network.reached_at, bound)
 
@@ -56,7 +58,8 @@ def listen_as_worker(server: grpc.aio.Server, context: ProcessContext) -> str:
         _bind(server, address, str(context.run_dir))
         return address
     wanted = host_port(network.listens_on, network.port)
-    return host_port(network.reached_at, _bind(server, wanted, "network.host, network.port"))
+    bound = _bind(server, wanted, "network.host, network.port", context.tls)
+    return host_port(network.reached_at, bound)
 
 
 def host_port(host: str, port: int) -> str:
@@ -64,9 +67,14 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
+def _bind(
+    server: grpc.aio.Server, address: str, setting: str, tls: InternalTls | None = None
+) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.server)
     except RuntimeError:
         port = 0
     if port == 0:

@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from core import rpc
 from core.config import ClusterConfig
 from core.errors import ConfigError
 from core.fence import Fence
+from core.internal_tls import InternalTls
 from core.messages import WorkerRef
 from core.model_card import ModelCard
 from core.run_dir import await_launcher_death, join, remove_if_abandoned
@@ -55,6 +57,13 @@ class ProcessContext:
     role: Role | None = None
     # Which leaders this process obeys; a scheduler: under which token it leads.
     fence: Fence = field(default_factory=Fence)
+    # None: the others are met at Unix sockets, or over TCP as it is.
+    tls: InternalTls | None = None
+
+    @property
+    def dial(self) -> rpc.Dial:
+        """How this process calls the others."""
+        return rpc.channel if self.tls is None else self.tls.channel
 
     @property
     def card(self) -> ModelCard:
@@ -117,7 +126,12 @@ def run(main: Callable[[ProcessContext, asyncio.Event], Awaitable[None]], role: 
             mine = model_named(models, args.model)
             models, config = (mine,), mine.config
         context = ProcessContext(
-            run_dir=args.run_dir, me=me, cluster=cluster, config=config, models=models
+            run_dir=args.run_dir,
+            me=me,
+            cluster=cluster,
+            config=config,
+            models=models,
+            tls=InternalTls.of(cluster.internal_tls),
         )
         with tracing(context.config.telemetry, role, me) as tracer:
             asyncio.run(_supervised(main, replace(context, tracer=tracer, role=role), leave))

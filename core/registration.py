@@ -11,6 +11,7 @@ from dataclasses import replace
 import grpc
 import structlog
 
+from core import rpc
 from core.leader_finder import LeaderFinder
 from core.messages import (
     CacheNews,
@@ -43,6 +44,7 @@ class Registration:
         interval_s: float,
         cache_news: Callable[[bool], CacheNews] = lambda whole: CacheNews(whole=whole),
         on_command: Callable[[Turn | HandOver], None] = lambda command: None,
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         """`cache_news(True)` gives all that the prefix cache holds, `cache_news(False)` changes."""
         self._finder = finder
@@ -60,6 +62,7 @@ class Registration:
             on_message=self._received,
             on_down=self._lost,
             longest_pause_s=finder.pause_s,
+            dial=dial,
         )
         # Set while the scheduler has answered on the stream that is up, and takes the worker.
         self.known = asyncio.Event()

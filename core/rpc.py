@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import grpc
 
@@ -48,6 +49,19 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+# What gRPC says where a peer is there and the connection comes to nothing, and what that means.
+_REFUSALS = (
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of the CA in internal_tls.ca_file"),
+    ("Hostname Verification", "its certificate does not have the name in internal_tls.name"),
+    ("WRONG_VERSION_NUMBER", "it speaks no TLS: internal_tls is not set there"),
+    ("Socket closed", "it hung up: it asks for a certificate of its CA (internal_tls)"),
+    ("Connection reset", "it hung up: it asks for a certificate of its CA (internal_tls)"),
+)
+
+# Makes a channel to a process of this cluster, at a gRPC target.
+Dial = Callable[[str], grpc.aio.Channel]
+
+
 def channel(address: str) -> grpc.aio.Channel:
     """A channel to a process of this cluster. Not for the public side."""
     return grpc.aio.insecure_channel(address, options=OPTIONS)
@@ -56,6 +70,14 @@ def channel(address: str) -> grpc.aio.Channel:
 def server() -> grpc.aio.Server:
     """A server for a process of this cluster."""
     return grpc.aio.server(options=OPTIONS)
+
+
+def refusal(error: grpc.RpcError) -> str | None:
+    """Why a process that is there did not become our peer; None where that is not what failed."""
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
+    if not details or not details.startswith("failed to connect"):
+        return None
+    return next((meaning for words, meaning in _REFUSALS if words in details), None)
 
 
 async def stop_server(running: grpc.aio.Server, grace_s: float) -> None:

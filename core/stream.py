@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
+import structlog
 from google.protobuf.message import Message
 
 from core import rpc
@@ -161,8 +162,10 @@ class StreamLink:
         on_message: Callable[[Any], None],
         on_down: Callable[[], None],
         longest_pause_s: float = _BACKOFF_LAST_S,
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         self._address = address
+        self._dial = dial
         self._longest_pause_s = longest_pause_s
         self._cut: Callable[[], object] = lambda: None
         self._dropped = False
@@ -172,6 +175,9 @@ class StreamLink:
         self._on_message = on_message
         self._on_down = on_down
         self._outbox: Outbox[Message] | None = None
+        # Whom the last stream was opened to, and why that did not become our peer.
+        self._called = ""
+        self._refusal: str | None = None
 
     def send(self, obj: Any) -> bool:
         """Sends if the stream is up. False means that the peer will not get this message."""
@@ -186,10 +192,12 @@ class StreamLink:
     async def run_once(self) -> None:
         """Opens the stream and serves it until it is lost. Never raises for a peer's failure."""
         self._dropped = False
+        self._refusal = None
         outbox = self._outbox = Outbox(self._pb_class)
         for message in self._hello():
             outbox.send(message)
-        channel = rpc.channel(self._address if isinstance(self._address, str) else self._address())
+        self._called = self._address if isinstance(self._address, str) else self._address()
+        channel = self._dial(self._called)
         call = self._open_call(channel)(aiter(outbox))
         self._cut = call.cancel
         pulse = Pulse(outbox, call.cancel)
@@ -200,8 +208,8 @@ class StreamLink:
                 for message in unwrap_all(reply):
                     if message != _HEARTBEAT:
                         self._on_message(message)
-        except grpc.RpcError:
-            pass
+        except grpc.RpcError as error:
+            self._refusal = rpc.refusal(error)
         except asyncio.CancelledError:
             if not (pulse.silent or self._dropped):  # not the call that we cancelled, but ourselves
                 raise
@@ -213,12 +221,25 @@ class StreamLink:
             await channel.close()
 
     async def keep_up(self) -> None:
-        """Opens the stream again and again, with a growing pause, until cancelled."""
+        """Opens the stream again and again, with a growing pause, until cancelled.
+
+        Where the peer's certificate, or ours, will not do, the log says so, once.
+        """
         loop = asyncio.get_running_loop()
         pause_s = _BACKOFF_FIRST_S
+        seen: str | None = None
+        told: str | None = None
         while True:
             began_s = loop.time()
             await self.run_once()
             lasted_s = loop.time() - began_s
+            if self._refusal is None:
+                seen, told = (None, None) if lasted_s > 1 else (seen, told)
+            elif self._refusal == seen != told:  # the second time: who dies meanwhile hangs up, too
+                log = structlog.get_logger()
+                log.error("not_connected", address=self._called, why=self._refusal)
+                told = seen
+            else:
+                seen = self._refusal
             pause_s = _BACKOFF_FIRST_S if lasted_s > 1 else min(2 * pause_s, self._longest_pause_s)
             await asyncio.sleep(pause_s)

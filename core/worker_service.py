@@ -99,6 +99,7 @@ async def serve_worker(
         interval_s=config.scheduler.report_interval_s,
         cache_news=desk.cache_news,
         on_command=obey,
+        dial=context.dial,
     )
     desk.report_when_it_matters(registration.report_now)
     if turning is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from core import rpc
 from core.config import TransferConfig
 from core.errors import (
     DeadlineExceeded,
@@ -74,6 +75,7 @@ class DecodeDesk:
         reads_prompts: bool,
         metrics: WorkerMetrics | None = None,
         tracer: Tracer = NO_TRACER,
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         self._me = me
         self._host = host
@@ -112,6 +114,7 @@ class DecodeDesk:
             counts=self._counts,
             tasks=self._tasks,
             happened=self._happened,
+            dial=dial,
         )
 
     async def run(self) -> None:

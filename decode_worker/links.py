@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from core import rpc
 from core.messages import Endpoint, HandoffHello, HandoffReply, WorkerRef
 from decode_worker.prefill_link import PrefillLink
 
@@ -17,11 +18,13 @@ class PrefillLinks:
         *,
         on_message: Callable[[PrefillLink, HandoffReply], None],
         on_down: Callable[[PrefillLink], None],
+        dial: rpc.Dial,
     ) -> None:
         self._hello = hello
         self._tasks = tasks
         self._on_message = on_message
         self._on_down = on_down
+        self._dial = dial
         self._links: dict[WorkerRef, PrefillLink] = {}
 
     def get(self, endpoint: Endpoint) -> PrefillLink:
@@ -29,7 +32,13 @@ class PrefillLinks:
         link = self._links.get(endpoint.worker)
         if link is None:
             hello = self._hello(endpoint.worker)
-            link = PrefillLink(endpoint, hello, on_message=self._on_message, on_down=self._down)
+            link = PrefillLink(
+                endpoint,
+                hello,
+                on_message=self._on_message,
+                on_down=self._down,
+                dial=self._dial,
+            )
             self._links[endpoint.worker] = link
             self._tasks.create_task(link.run())
         return link

@@ -96,6 +96,7 @@ async def decode_parts(context: ProcessContext, admin: Admin) -> AsyncIterator[D
             reads_prompts=reads_prompts,
             metrics=metrics,
             tracer=context.tracer,
+            dial=context.dial,
         )
         yield DecodeParts(
             host=host,

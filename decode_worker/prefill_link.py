@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from core import rpc
 from core.errors import TandemError, WorkerLost, from_failure
 from core.messages import Endpoint, HandoffHello, HandoffMessage, HandoffReply, HandoffWelcome
 from core.stream import StreamLink
@@ -26,6 +27,7 @@ class PrefillLink:
         *,
         on_message: Callable[["PrefillLink", HandoffReply], None],
         on_down: Callable[["PrefillLink"], None],
+        dial: rpc.Dial,
     ) -> None:
         self.endpoint = endpoint
         self.transport = ""
@@ -40,6 +42,7 @@ class PrefillLink:
             hello=lambda: [hello],
             on_message=self._received,
             on_down=self._lost,
+            dial=dial,
         )
 
     async def run(self) -> None:

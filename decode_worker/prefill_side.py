@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from core import rpc
 from core.config import TransferConfig
 from core.errors import DataLoss, Incompatible, TandemError, Unavailable, WorkerLost, to_failure
 from core.messages import (
@@ -60,6 +61,7 @@ class PrefillSide:
         counts: Counter[str],
         tasks: asyncio.TaskGroup,
         happened: Callable[[Session, ReceiverEvent], None],
+        dial: rpc.Dial,
     ) -> None:
         self._me = me
         self._compatibility = compatibility
@@ -73,7 +75,7 @@ class PrefillSide:
         self.incompatible: str | None = None
         self._log = structlog.get_logger()
         self._links = PrefillLinks(
-            self._hello, tasks, on_message=self._says, on_down=self._link_lost
+            self._hello, tasks, on_message=self._says, on_down=self._link_lost, dial=dial
         )
         self._quarantine = Quarantine(self._links, receivers, on_proven=self._proven)
 

@@ -100,6 +100,10 @@ class LocalCluster:
             raise ConfigError(
                 "network.schedulers is for `tandem run`; a cluster on one machine meets at sockets"
             )
+        if self._config.internal_tls.cert_file is not None:
+            raise ConfigError(
+                "internal_tls is for `tandem run`; a cluster on one machine meets at sockets"
+            )
         check_ports(self._config)
         redis_url(self._config)
         folders = [

@@ -69,6 +69,7 @@ async def _serve(context: ProcessContext, stop: asyncio.Event, admin: Admin) -> 
         context.me,
         on_pools=look,
         admin_address=admin.address,
+        dial=context.dial,
     )
 
     async with (
@@ -81,6 +82,7 @@ async def _serve(context: ProcessContext, stop: asyncio.Event, admin: Admin) -> 
             tasks,
             on_ended=scheduler.settle,
             max_unread_tokens=config.gateway.max_unread_tokens,
+            dial=context.dial,
         )
         backend = ClusterBackend(scheduler, decodes, config.gateway, hasher=_hasher(context))
         admin.registry.register(ClusterCollector(backend))

@@ -12,10 +12,10 @@ import structlog
 from core.api_keys import Entry, KeyFile, TenantEntry, digest_of
 from core.config import GatewayConfig
 from core.errors import ConfigError, Unauthenticated
+from core.pem import file_version
 from gateway.caller import ANONYMOUS, Caller
 from gateway.certificates import caller_by_default
 from gateway.limits import Quota, Resource
-from gateway.tls import file_version
 
 _LOOK_EVERY_S = 2.0
 _BEARER = "bearer"

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from core import rpc
 from core.errors import SlowReader, WorkerLost, to_failure
 from core.messages import (
     AttachHello,
@@ -76,6 +77,7 @@ class DecodeLink:
         max_unread_tokens: int,
         on_ended: Callable[[TransferId], None],
         on_down: Callable[["DecodeLink"], None],
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         self.endpoint = endpoint
         self._max_unread_tokens = max_unread_tokens
@@ -94,6 +96,7 @@ class DecodeLink:
             hello=self._hello,
             on_message=self._received,
             on_down=self._lost,
+            dial=dial,
         )
 
     async def run(self) -> None:
@@ -178,9 +181,11 @@ class DecodeLinks:
         *,
         on_ended: Callable[[TransferId], None],
         max_unread_tokens: int,
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         self._max_unread_tokens = max_unread_tokens
         self._me = me
+        self._dial = dial
         self._tasks = tasks
         self._on_ended = on_ended
         self._links: dict[WorkerRef, DecodeLink] = {}
@@ -196,6 +201,7 @@ class DecodeLinks:
                 max_unread_tokens=self._max_unread_tokens,
                 on_ended=self._on_ended,
                 on_down=self._down,
+                dial=self._dial,
             )
             self._links[endpoint.worker] = link
             task = self._tasks.create_task(link.run())

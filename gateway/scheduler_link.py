@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from core import rpc
 from core.errors import DeadlineExceeded, Overloaded, TandemError, from_failure
 from core.leader_finder import LeaderFinder
 from core.messages import (
@@ -65,6 +66,7 @@ class SchedulerLink:
         *,
         on_pools: Callable[[], None] = lambda: None,
         admin_address: str = "",
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
         self._finder = finder
         self._me = me
@@ -82,6 +84,7 @@ class SchedulerLink:
             on_message=self._received,
             on_down=self._lost,
             longest_pause_s=finder.pause_s,
+            dial=dial,
         )
 
     async def run(self) -> None:

@@ -4,18 +4,18 @@ A renewed certificate serves new connections; those that are open keep theirs.
 """
 
 import asyncio
-import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 import structlog
 
 from core.config import GatewayConfig
 from core.errors import ConfigError
+from core.pem import NamedFile, file_version, read_pem
 
 _LOOK_EVERY_S = 2.0
 
@@ -93,59 +93,16 @@ class Tls:
         return [file_version(Path(path)) for path in paths if path is not None]
 
 
-def file_version(path: Path) -> tuple[int, ...]:
-    """Changes with the file, also where another takes its place; () where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
-
-
 def _read_all(config: GatewayConfig) -> _Material:
     assert config.tls_cert_file is not None and config.tls_key_file is not None
-    cert = _read(config.tls_cert_file, "tls_cert_file")
-    key = _read(config.tls_key_file, "tls_key_file")
-    client_ca = None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # An encrypted key must not make the process ask for its password on a terminal.
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file, _no_password)
-    except (ssl.SSLError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"gateway.tls_cert_file, gateway.tls_key_file: {config.tls_cert_file} and "
-            f"{config.tls_key_file} are no certificate and its unencrypted key in PEM"
-            f"{_reason(error)}"
-        ) from None
-    if config.tls_client_ca_file is not None:
-        client_ca = _read(config.tls_client_ca_file, "tls_client_ca_file")
-        try:
-            context.load_verify_locations(cadata=client_ca.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(
-                f"gateway.tls_client_ca_file: {config.tls_client_ca_file} holds no CA "
-                f"certificate in PEM{_reason(error)}"
-            ) from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    certificates = grpc.ssl_server_certificate_configuration(
-        [(key, cert)], root_certificates=client_ca
+    ca = config.tls_client_ca_file
+    pem = read_pem(
+        NamedFile(setting="gateway.tls_cert_file", path=config.tls_cert_file),
+        NamedFile(setting="gateway.tls_key_file", path=config.tls_key_file),
+        None if ca is None else NamedFile(setting="gateway.tls_client_ca_file", path=ca),
     )
-    return _Material(context=context, certificates=certificates)
-
-
-def _read(path: str, setting: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"gateway.{setting}: cannot read {path}: {error.strerror}") from None
-
-
-def _no_password() -> NoReturn:
-    raise ValueError("the key is encrypted")
-
-
-def _reason(error: Exception) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
-    return f" ({reason.lower().replace('_', ' ')})" if reason else ""
+    pem.context.set_alpn_protocols(["http/1.1"])
+    certificates = grpc.ssl_server_certificate_configuration(
+        [(pem.key, pem.cert)], root_certificates=pem.ca
+    )
+    return _Material(context=pem.context, certificates=certificates)

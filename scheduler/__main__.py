@@ -60,6 +60,7 @@ async def main(context: ProcessContext, stop: asyncio.Event) -> None:
     admin_port = admin_port or told_ports(context.run_dir, name).get("admin", 0)
     listener = bind(config.admin_host, admin_port, "scheduler.admin_port")
     port = int(listener.getsockname()[1])
+    admin_address = authority(config.admin_host, port, context.config.network.advertise_host)
     registry, health = new_registry(context.me, context.model_names, context.tracer), Health()
     configured = {
         model.name: (model.config.prefill_workers, model.config.decode_workers)
@@ -79,7 +80,7 @@ async def main(context: ProcessContext, stop: asyncio.Event) -> None:
 
     election = Election(
         MemoryLeases() if link is None else leases_in(link, secret),
-        Candidate(holder=str(context.me), address=address),
+        Candidate(holder=str(context.me), address=address, admin_address=admin_address),
         lease_s=context.config.redis.lease_s,
         alone=context.config.num_schedulers == 1,
         on_term=on_term,
@@ -87,14 +88,7 @@ async def main(context: ProcessContext, stop: asyncio.Event) -> None:
     leadership.on_heard = election.heard
     registry.register(LeaderCollector(election))
     health.ready_if(lambda: _not_ready(desk, election))
-    app = create_admin_app(
-        desk,
-        registry,
-        health,
-        authority(config.admin_host, port, context.config.network.advertise_host),
-        own_name=name,
-        election=election,
-    )
+    app = create_admin_app(desk, registry, health, admin_address, own_name=name, election=election)
     await election.step()
     await server.start()
     async with (

@@ -29,7 +29,10 @@ def create_admin_app(
     own_name: str = SCHEDULER_NAME,
     election: Election | None = None,
 ) -> FastAPI:
-    """GET /cluster, /scale, /sd, /healthz, /readyz and what every admin server has; POST /scale."""
+    """GET /cluster, /scale, /sd, /healthz, /readyz and what every admin server has; POST /scale.
+
+    A scheduler that stands by sends who asks for /scale to the one that leads.
+    """
     app = FastAPI(title="Tandem admin", docs_url=None, redoc_url=None)
 
     @app.get("/healthz")
@@ -86,19 +89,20 @@ def create_admin_app(
         """Every process to scrape, as Prometheus' http_sd_configs read it."""
         return as_http_sd(scrape_targets(desk, own_address, own_name))
 
-    app.router.routes.extend([*admin_routes(registry, health), *scale_routes(desk)])
+    app.router.routes.extend([*admin_routes(registry, health), *scale_routes(desk, election)])
     return app
 
 
 def _leader(election: Election | None) -> dict[str, object]:
     """Whether this scheduler leads, under which token, and who does where it is another."""
     if election is None:
-        return {"leads": True, "token": 0, "leader": ""}
+        return {"leads": True, "token": 0, "leader": "", "admin_address": ""}
     other = election.leader
     return {
         "leads": election.leads,
         "token": election.token or (other.token if other is not None else 0),
         "leader": other.leader.holder if other is not None else "",
+        "admin_address": other.leader.admin_address if other is not None else "",
     }
 
 

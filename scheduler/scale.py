@@ -16,22 +16,31 @@ from starlette.routing import BaseRoute, Route
 from core.errors import InvalidRequest, to_failure
 from scheduler.desk import SchedulerDesk
 from scheduler.elastic import Split
+from scheduler.election import Election
 from scheduler.front_desk import FrontDesk
+from scheduler.leader_only import elsewhere
 
 _JSON = "application/json"
 _MAX_BODY_BYTES = 1024
 
 
-def scale_routes(front: FrontDesk) -> list[BaseRoute]:
-    """GET /scale tells; POST /scale chooses, and tells. An error names its field."""
+def scale_routes(front: FrontDesk, election: Election | None = None) -> list[BaseRoute]:
+    """GET /scale tells; POST /scale chooses, and tells. An error names its field.
+
+    A scheduler that stands by knows no workers, and sends who asks to the one that leads.
+    """
 
     async def tell(request: Request) -> Response:
+        if (answer := elsewhere(election, request)) is not None:
+            return answer
         try:
             return JSONResponse(described(_desk_of(front, request)))
         except InvalidRequest as error:
             return _refusal(error)
 
     async def choose(request: Request) -> Response:
+        if (answer := elsewhere(election, request)) is not None:
+            return answer
         # A web page cannot ask for this type without asking the server first, which says no.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             return JSONResponse({"error": {"message": f"content-type must be {_JSON}"}}, 415)

@@ -16,10 +16,11 @@ MAX_TOKEN = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A scheduler in one of its lives, and the gRPC target where it is found."""
+    """A scheduler in one of its lives: its gRPC target, and host:port of its admin server."""
 
     holder: str
     address: str
+    admin_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The leader's lease in Redis: one key that ends by itself, and a counter that does not.
 
-The key holds `{"token": 7, "holder": "scheduler/1f00", "address": "unix:/…", "mac": "…"}`. What is
-read is checked like a client's input. The MAC, under the cluster's secret, covers holder and
-address: nobody who can only write to Redis sends gateways to a scheduler that is none.
+The key holds `{"token": 7, "holder": "scheduler/1f00", "address": "unix:/…", "admin": "host:8001",
+"mac": "…"}`. What is read is checked like a client's input. The MAC, under the cluster's secret,
+covers holder and addresses: nobody who can only write to Redis sends gateways, or people, to a
+scheduler that is none.
 """
 
 import hashlib
@@ -17,7 +18,9 @@ from core.store.redis_link import RedisLink, evaluate
 
 _MAX_RECORD_BYTES = 2048
 _HOLDER = re.compile(r"[A-Za-z0-9._-]{1,64}/[A-Za-z0-9._-]{1,64}")
-_ADDRESS = re.compile(r"(unix:/[^\x00-\x1f\x7f]{1,512}|[A-Za-z0-9.:_\[\]-]{3,512})")
+_HOST_PORT = r"[A-Za-z0-9.:_\[\]-]{3,512}"
+_ADDRESS = re.compile(rf"(unix:/[^\x00-\x1f\x7f]{{1,512}}|{_HOST_PORT})")
+_ADMIN_ADDRESS = re.compile(f"({_HOST_PORT})?")
 
 # Gives the record as it then stands. KEYS: the record, the counter. ARGV: the candidate's holder,
 # its record from behind the token on, the token that must be surpassed, the lifetime in ms.
@@ -73,6 +76,7 @@ class RedisLeases:
         told = {
             "holder": candidate.holder,
             "address": candidate.address,
+            "admin": candidate.admin_address,
             "mac": self._mac(candidate),
         }
         rest = json.dumps(told)[1:]
@@ -123,14 +127,17 @@ class RedisLeases:
         if not isinstance(record, dict):
             return None
         token, holder = record.get("token"), record.get("holder")
-        address, mac = record.get("address"), record.get("mac")
+        address, admin = record.get("address"), record.get("admin")
+        mac = record.get("mac")
         if type(token) is not int or not 0 < token <= MAX_TOKEN:
             return None
         if not (isinstance(holder, str) and _HOLDER.fullmatch(holder)):
             return None
         if not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
             return None
-        leader = Candidate(holder=holder, address=address)
+        if not (isinstance(admin, str) and _ADMIN_ADDRESS.fullmatch(admin)):
+            return None
+        leader = Candidate(holder=holder, address=address, admin_address=admin)
         if not (isinstance(mac, str) and mac.isascii()):
             return None
         if not hmac.compare_digest(mac, self._mac(leader)):
@@ -138,6 +145,7 @@ class RedisLeases:
         return Lease(token=token, leader=leader)
 
     def _mac(self, candidate: Candidate) -> str:
-        parts = [b"scheduler", candidate.holder.encode(), candidate.address.encode()]
+        told = ("scheduler", candidate.holder, candidate.address, candidate.admin_address)
+        parts = [part.encode() for part in told]
         body = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hmac.new(self._secret, body, hashlib.sha256).hexdigest()

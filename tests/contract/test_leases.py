@@ -12,7 +12,7 @@ from core.store.redis_lease import RedisLeases
 from core.store.redis_link import RedisLink
 
 SECRET = bytes(32)
-ONE = Candidate(holder="scheduler/1", address="unix:/run/one.sock")
+ONE = Candidate(holder="scheduler/1", address="unix:/run/one.sock", admin_address="[::1]:8001")
 TWO = Candidate(holder="scheduler-1/2", address="unix:/run/two.sock")
 LONG_S = 60.0
 # A loaded machine is no dead Redis.
@@ -113,6 +113,7 @@ async def test_a_flushed_redis_gives_no_token_twice(stored):
 FORGED = (
     '{"token":99,"holder":"scheduler/9","address":"unix:/evil.sock","mac":"00"}',
     '{"token":99,"holder":"scheduler/1","address":"unix:/run/one.sock"}',
+    '{"token":99,"holder":"s/9","address":"x:1","admin":"http://evil/","mac":"00"}',
     '{"token":1e300,"holder":"scheduler/9","address":"x:1","mac":""}',
     '{"token":-1,"holder":7,"address":[],"mac":{}}',
     '{"token":"1","holder":"scheduler/9"}',

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import httpx
@@ -119,6 +121,29 @@ def test_an_emptied_redis_gives_no_token_twice(pair, redis, eventually):
     )
     assert pair.ask("What is the capital of France?", max_tokens=4)
     await_pair(pair, eventually)
+
+
+def test_one_that_stands_by_says_who_leads_and_the_command_turns_there(pair, eventually):
+    name, _ = await_pair(pair, eventually)
+    other = "scheduler" if name == "scheduler-1" else "scheduler-1"
+    leads, stands_by = (
+        f"http://127.0.0.1:{json.loads((pair.run_dir / f'{each}.json').read_text())['admin']}"
+        for each in (name, other)
+    )
+
+    def sent_there():
+        answer = httpx.get(f"{stands_by}/scale", timeout=10, trust_env=False)
+        return (answer.status_code, answer.headers.get("location")) == (307, f"{leads}/scale")
+
+    eventually(sent_there, "it says who leads", timeout_s=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "scale", "--url", stands_by],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "now     1 prefill + 1 decode (fixed)" in done.stdout
 
 
 def test_a_leader_that_stops_hands_over_at_once(pair, eventually):

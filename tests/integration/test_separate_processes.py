@@ -1,8 +1,5 @@
 """Each role by a command of its own, as in containers: they meet over TCP and serve together."""
 
-import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,72 +9,21 @@ import httpx
 import pytest
 
 from core.config import DEFAULT_MODEL
-
-_CONFIG = """
-drain_timeout_s = 5.0
-[gateway]
-http_port = {http}
-grpc_port = 0
-[scheduler]
-admin_port = {admin}
-local_prefill = "never"
-[engine]
-dtype = "float32"
-threads = 1
-prefill_kv_bytes = 268435456
-decode_kv_bytes = 268435456
-[transfer]
-transport = "tcp"
-[network]
-schedulers = ["127.0.0.1:{scheduler}"]
-"""
-ROLES = ("scheduler", "prefill", "decode", "gateway")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+from tests.integration.separate import ROLES, SeparateProcesses, answers
 
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The gateway's and the scheduler's admin URL of four processes that were started alone."""
-    folder = tmp_path_factory.mktemp("roles")
-    http, admin, scheduler = _free_ports(3)
-    config = folder / "cluster.toml"
-    config.write_text(_CONFIG.format(http=http, admin=admin, scheduler=scheduler))
-    secret = folder / "secret"
-    secret.write_text("a secret that all of them share")
-    environment = {**os.environ, "TANDEM__SECRET_FILE": str(secret)}
-    command = [sys.executable, "-m", "cli.main", "run"]
-    processes = [
-        subprocess.Popen(
-            [*command, role, "--config", str(config), "--name", f"{role}-a"], env=environment
-        )
-        for role in ROLES
-    ]
-    try:
-        yield f"http://127.0.0.1:{http}", f"http://127.0.0.1:{admin}"
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        codes = [process.wait(timeout=60) for process in processes]
-    assert codes == [0] * len(ROLES)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+    with SeparateProcesses(tmp_path_factory.mktemp("roles")) as processes:
+        for role in ROLES:
+            processes.start(role, f"{role}-a")
+        yield processes.gateway_url, processes.admin_url
 
 
 def test_four_commands_are_one_cluster_that_hands_kv_over_by_tcp(urls, eventually, cluster):
     gateway, admin = urls
-    eventually(lambda: _answers(f"{gateway}/readyz"), "the gateway is ready", timeout_s=120)
+    eventually(lambda: answers(f"{gateway}/readyz"), "the gateway is ready", timeout_s=120)
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": DEFAULT_MODEL, "messages": [question], "temperature": 0, "max_tokens": 12}
     asked = httpx.post(

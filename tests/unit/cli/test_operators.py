@@ -208,6 +208,16 @@ async def test_a_request_is_asked_for_at_every_gateway():
             await asked.request("x")
 
 
+async def test_a_scheduler_that_stands_by_is_passed_over_for_the_one_that_it_names():
+    standby = {"leads": False, "leader": "scheduler-1/a", "admin_address": "s:2"}
+    answers = {
+        "http://s:1/cluster": (200, {"workers": [], "leader": standby}),
+        "http://s:2/cluster": (200, CLUSTER | {"leader": {"leads": True}}),
+    }
+    async with client(answers) as asked:
+        assert (await asked.cluster())["scrape_targets"] == TARGETS
+
+
 async def test_a_gateway_that_is_silent_is_left_out_of_the_picture():
     answers = {
         "http://s:1/cluster": (200, CLUSTER),

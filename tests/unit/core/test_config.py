@@ -254,3 +254,9 @@ def test_an_address_that_others_cannot_call_is_refused(tmp_path: Path, toml: str
     file.write_text(f"[network]\n{toml}\n")
     with pytest.raises(ConfigError, match=told):
         ClusterConfig.from_toml(file)
+
+
+@pytest.mark.parametrize("text", ['cert_file = "c"', 'key_file = "k"\nca_file = "a"', 'name = "x"'])
+def test_certificates_between_processes_need_all_three_files(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError, match="cert_file, key_file and ca_file go together; not set:"):
+        _from(tmp_path, f"[internal_tls]\n{text}\n")
