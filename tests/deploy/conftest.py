@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "tandem"
 PRESETS = ("1p3d", "2p2d", "3p1d", "cpu")
+# Laid over a preset.
+TWO_MODELS = "two-models"
 Render = Callable[..., list[dict[str, Any]]]
 
 
@@ -52,17 +54,22 @@ def helm() -> Callable[..., "subprocess.CompletedProcess[str]"]:
     return run
 
 
+def given(preset: str, values: Sequence[str] = ()) -> list[str]:
+    """helm's arguments: one preset, or several joined by `+`, and values that are set over them."""
+    arguments = []
+    for name in filter(None, preset.split("+")):
+        arguments += ["-f", f"values-{name}.yaml"]
+    for value in values:
+        arguments += ["--set", value]
+    return arguments
+
+
 @pytest.fixture(scope="session")
 def render(helm: Callable[..., "subprocess.CompletedProcess[str]"]) -> Render:
-    """The chart's objects, of a preset and with values set (`gateway.replicas=3`)."""
+    """The chart's objects, of presets and with values set (`gateway.replicas=3`)."""
 
     def objects(preset: str = "", *values: str) -> list[dict[str, Any]]:
-        arguments = ["template", "tandem", "."]
-        if preset:
-            arguments += ["-f", f"values-{preset}.yaml"]
-        for value in values:
-            arguments += ["--set", value]
-        done = helm(*arguments)
+        done = helm("template", "tandem", ".", *given(preset, values))
         assert done.returncode == 0, done.stderr
         return [each for each in yaml.safe_load_all(done.stdout) if each]
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from core.config import ClusterConfig
-from tests.deploy.conftest import PRESETS, ROOT
+from tests.deploy.conftest import PRESETS, ROOT, TWO_MODELS, given
 
 EVERYTHING = (
     "gateway.autoscaling.enabled=true",
@@ -22,10 +22,18 @@ EVERYTHING = (
     "telemetry.serviceMonitor.enabled=true",
     "telemetry.otlpEndpoint=http://collector:4317",
     "gateway.tls.existingSecret=tandem-tls",
+    "internalTls.existingSecret=tandem-internal-tls",
 )
 RAY = ("ray.enabled=true",)
 SERVICE = (*RAY, "ray.kind=RayService", "ray.serveConfigV2=applications: []")
-CASES = [*((preset, ()) for preset in ("", *PRESETS)), ("1p3d", EVERYTHING), ("cpu", RAY)]
+CASES = [
+    *((preset, ()) for preset in ("", *PRESETS)),
+    *((f"{preset}+{TWO_MODELS}", ()) for preset in PRESETS),
+    ("1p3d", EVERYTHING),
+    (f"2p2d+{TWO_MODELS}", EVERYTHING),
+    ("cpu", RAY),
+    (f"cpu+{TWO_MODELS}", RAY),
+]
 CORE = ("v1", "apps/v1", "policy/v1", "networking.k8s.io/v1")
 
 
@@ -42,15 +50,73 @@ def _pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*(each["spec"]["template"]["spec"] for each in workloads), *tests]
 
 
+def _settings(objects: list[dict[str, Any]], folder: Path) -> ClusterConfig:
+    """What the pods are told, as they read it."""
+    file = folder / "cluster.toml"
+    file.write_text(_one(objects, "ConfigMap", "tandem")["data"]["cluster.toml"])
+    return ClusterConfig.from_toml(file)
+
+
 @pytest.mark.parametrize("preset", ["", "cpu"])
 def test_the_settings_are_some_that_every_process_takes(render, tmp_path: Path, preset: str):
-    config = _one(render(preset), "ConfigMap", "tandem")["data"]["cluster.toml"]
-    file = tmp_path / "cluster.toml"
-    file.write_text(config)
-    settings = ClusterConfig.from_toml(file)
+    settings = _settings(render(preset), tmp_path)
     assert settings.gateway.host == "0.0.0.0"
     assert settings.gateway.asks_who_calls is (preset == "")
     assert settings.network.schedulers == ("tandem-scheduler-0.tandem-scheduler.default.svc:50052",)
+
+
+def test_each_model_has_pools_of_its_own_and_its_workers_are_told_which_they_serve(
+    render, tmp_path: Path
+):
+    objects = render(f"2p2d+{TWO_MODELS}", "models[0].prefill.replicas=2")
+    settings = _settings(objects, tmp_path)
+    assert [each.served_name for each in settings.models] == ["llama-3.1-8b", "qwen"]
+    assert settings.models[1].max_model_len == 16384
+    assert settings.num_workers == (3, 2)
+    selectors = []
+    for name, served, replicas in (
+        ("llama-prefill", "llama-3.1-8b", 2),
+        ("llama-decode", "llama-3.1-8b", 1),
+        ("qwen-prefill", "qwen", 1),
+        ("qwen-decode", "qwen", 1),
+    ):
+        spec = _one(objects, "Deployment", f"tandem-{name}")["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        assert spec["replicas"] == replicas
+        assert container["args"][:2] == ["run", name.partition("-")[2]]
+        assert f"--serves={served}" in container["args"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"  # the preset's
+        labels = spec["template"]["metadata"]["labels"]
+        selector = spec["selector"]["matchLabels"]
+        assert selector.items() <= labels.items()
+        selectors.append(selector)
+        budget = _one(objects, "PodDisruptionBudget", f"tandem-{name}")["spec"]
+        assert budget["selector"]["matchLabels"] == selector
+    assert all(selectors.count(each) == 1 for each in selectors), "no pool takes another's pods"
+
+
+def test_a_pool_scales_by_the_queue_of_its_own_model(render):
+    objects = render(f"2p2d+{TWO_MODELS}", *EVERYTHING)
+    scaled = _one(objects, "ScaledObject", "tandem-llama-decode")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == "tandem-llama-decode"
+    queue, usage = (each["metadata"]["query"] for each in scaled["triggers"])
+    assert 'model="llama-3.1-8b"' in queue
+    assert 'role="decode",model_name="llama-3.1-8b"' in usage
+
+
+def test_certificates_between_pods_are_mounted_where_the_settings_say(render, tmp_path: Path):
+    objects = render("cpu", "internalTls.existingSecret=tandem-internal-tls")
+    told = _settings(objects, tmp_path).internal_tls
+    folder = "/etc/tandem/internal-tls"
+    assert (told.cert_file, told.ca_file) == (f"{folder}/tls.crt", f"{folder}/ca.crt")
+    workloads = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
+    assert len(workloads) == 4
+    for each in workloads:
+        pod = each["spec"]["template"]["spec"]
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "internal-tls"]
+        assert volume["secret"]["secretName"] == "tandem-internal-tls"
+        mounts = pod["containers"][0]["volumeMounts"]
+        assert {"name": "internal-tls", "mountPath": folder, "readOnly": True} in mounts
 
 
 def test_no_pod_runs_as_root_writes_its_image_or_holds_a_token(render):
@@ -99,13 +165,32 @@ def test_nothing_reaches_a_pod_but_what_a_policy_names(render):
         ),
         ("scheduler.replicas=2", "scheduler.replicas is 2: standby schedulers need redis.enabled"),
         ("settings.gateway.host=::", "settings.gateway.host is what the chart sets itself"),
+        ("settings.models={a}", "settings.models is what the chart sets itself"),
         ("settings.model=a", "settings.model is what the chart sets itself"),
         ("gateway.replcas=3", "at '/gateway': additional properties 'replcas' not allowed"),
         ("ray.kind=RayService,ray.enabled=true", "it needs a Serve application"),
     ],
 )
 def test_a_value_that_will_not_do_is_refused_in_words(helm, value: str, told: str):
-    done = helm("template", "tandem", ".", "--set", value)
+    _is_refused(helm, "", value, told)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("model=a", "models: each has its own model and servedName"),
+        ("models[1].name=llama", "models: two are named llama"),
+        ("models[0].decode.replicas=0", "models: llama has no decode workers"),
+        ("models[0].prefil.replicas=1", "at '/models/0': additional properties 'prefil' not"),
+        ("models[0].settings.dtype=int8", "at '/models/0/settings/dtype': value must be one of"),
+    ],
+)
+def test_a_model_that_will_not_do_is_refused_in_words(helm, value: str, told: str):
+    _is_refused(helm, f"2p2d+{TWO_MODELS}", value, told)
+
+
+def _is_refused(helm, preset: str, value: str, told: str) -> None:
+    done = helm("template", "tandem", ".", *given(preset, [value]))
     assert done.returncode != 0
     assert told in done.stderr
 
@@ -113,10 +198,7 @@ def test_a_value_that_will_not_do_is_refused_in_words(helm, value: str, told: st
 @pytest.mark.deploy
 @pytest.mark.parametrize(("preset", "values"), CASES)
 def test_helm_has_nothing_to_say_against_it(helm, preset: str, values: tuple[str, ...]):
-    arguments = ["-f", f"values-{preset}.yaml"] if preset else []
-    for value in values:
-        arguments += ["--set", value]
-    done = helm("lint", "--strict", ".", *arguments)
+    done = helm("lint", "--strict", ".", *given(preset, values))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -139,12 +221,13 @@ def test_every_object_is_one_that_kubernetes_takes(
 
 
 @pytest.mark.deploy
-def test_monitors_and_scalers_are_ones_that_their_operators_take(render, program):
+@pytest.mark.parametrize(("preset", "count"), [("1p3d", 4), (f"2p2d+{TWO_MODELS}", 6)])
+def test_monitors_and_scalers_are_ones_that_their_operators_take(render, preset: str, count: int):
     modules = Path(sys.prefix) / "deploy" / "npm" / "node_modules"
     if shutil.which("node") is None or not modules.exists():
         pytest.skip("node and the models of npm are not installed: make test-deploy")
     kinds = ("ScaledObject", "ServiceMonitor")
-    custom = [each for each in render("1p3d", *EVERYTHING) if each["kind"] in kinds]
+    custom = [each for each in render(preset, *EVERYTHING) if each["kind"] in kinds]
     script = modules.parent / "models.mjs"  # imports are looked up beside the script
     shutil.copy(Path(__file__).with_name("models.mjs"), script)
     done = subprocess.run(
@@ -155,7 +238,7 @@ def test_monitors_and_scalers_are_ones_that_their_operators_take(render, program
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(custom) == 4
+    assert int(done.stdout) == len(custom) == count
 
 
 @pytest.mark.deploy

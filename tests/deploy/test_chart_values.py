@@ -7,7 +7,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from tests.deploy.conftest import CHART, PRESETS
+from core.model_settings import ModelSettings
+from tests.deploy.conftest import CHART, PRESETS, TWO_MODELS
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -28,7 +29,7 @@ def test_the_schema_is_one(schema):
     Draft7Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("preset", ["", *PRESETS])
+@pytest.mark.parametrize("preset", ["", *PRESETS, TWO_MODELS])
 def test_defaults_and_presets_fit_the_schema(schema, preset: str):
     over = yaml.safe_load((CHART / f"values-{preset}.yaml").read_text()) if preset else {}
     assert _mistakes(schema, _merged(VALUES, over)) == []
@@ -55,6 +56,9 @@ def test_a_preset_takes_four_gpus(preset: str, prefill: int, decode: int):
         ({"telemetry": {"otlpEndpoint": "collector"}}, "'collector' does not match"),
         ({"settings": {"engine": {"dtype": {"a": 1}}}}, "is not valid under any"),
         ({"ray": {"kind": "RayJob"}}, "'RayJob' is not one of"),
+        ({"models": [{"name": "a"}]}, "'model' is a required property"),
+        ({"models": [{"name": "A b", "model": "m"}]}, "'A b' does not match"),
+        ({"models": [{"name": "a", "model": "m", "decode": {"replica": 1}}]}, "'replica' was unex"),
     ],
 )
 def test_a_mistake_is_refused_in_words_that_name_it(schema, over: dict[str, Any], told: str):
@@ -75,3 +79,10 @@ def test_every_value_is_in_the_schema_and_every_one_of_the_schema_has_a_default(
                 same(value, part["properties"][key], f"{where}.{key}")
 
     same(VALUES, schema, "values")
+
+
+def test_a_model_of_the_chart_may_have_every_setting_that_a_model_may_have(schema):
+    chart = schema["definitions"]["model"]["properties"]
+    # Those that the chart names in its own way.
+    renamed = {"model", "served_name", "aliases", "prefill_workers", "decode_workers"}
+    assert set(chart["settings"]["properties"]) == set(ModelSettings.model_fields) - renamed

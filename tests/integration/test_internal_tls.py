@@ -164,6 +164,7 @@ async def test_who_is_not_let_in_says_why_in_one_line(tmp_path, who, why):
 
 
 @pytest.mark.deploy
+@pytest.mark.timeout(900)
 def test_a_cluster_with_certificates_serves_and_a_process_without_one_joins_it_not(
     tmp_path, eventually
 ):
@@ -172,7 +173,7 @@ def test_a_cluster_with_certificates_serves_and_a_process_without_one_joins_it_n
     with SeparateProcesses(tmp_path, settings) as processes:
         for role in ROLES:
             processes.start(role, f"{role}-a")
-        eventually(lambda: answers(f"{processes.gateway_url}/readyz"), "it is ready", timeout_s=240)
+        eventually(lambda: answers(f"{processes.gateway_url}/readyz"), "it is ready", timeout_s=300)
         body = {
             "model": DEFAULT_MODEL,
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -192,7 +193,7 @@ def test_a_cluster_with_certificates_serves_and_a_process_without_one_joins_it_n
             eventually(
                 lambda name=name: processes.events(name, "not_connected"),
                 f"{name} says that it is not let in",
-                timeout_s=120,
+                timeout_s=240,
             )
             (line,) = processes.events(name, "not_connected")
             assert why in line["why"]

@@ -38,6 +38,61 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toJson $all -}}
 {{- end -}}
 
+{{/*
+The pools of workers, each as a dict: "role", "name" (what its objects are called by, behind the release's),
+"model" (its name in `models`; empty: the only one) and "values".
+*/}}
+{{- define "tandem.pools" -}}
+{{- if and .Values.models (or (ne .Values.model "smollm2-135m-instruct") .Values.servedName) -}}
+{{- fail "models: each has its own model and servedName; those of the whole chart cannot be set beside them" -}}
+{{- end -}}
+{{- $all := list -}}
+{{- $names := list -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $common := index $.Values $role -}}
+{{- if not $.Values.models -}}
+{{- $all = append $all (dict "role" $role "name" $role "model" "" "values" $common) -}}
+{{- end -}}
+{{- range $model := $.Values.models -}}
+{{- $values := mergeOverwrite (deepCopy $common) (deepCopy (get $model $role | default dict)) -}}
+{{- if and (eq $role "decode") (lt (int $values.replicas) 1) -}}
+{{- fail (printf "models: %s has no decode workers; decode.replicas is at least 1" $model.name) -}}
+{{- end -}}
+{{- $name := printf "%s-%s" $model.name $role -}}
+{{- if has $name $names -}}{{- fail (printf "models: two are named %s" $model.name) -}}{{- end -}}
+{{- $names = append $names $name -}}
+{{- $all = append $all (dict "role" $role "name" $name "model" $model.name "values" $values) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
+
+{{/* Labels of one pool's pods, beside those of the release. Takes (dict "role" ROLE "model" NAME). */}}
+{{- define "tandem.poolLabels" -}}
+app.kubernetes.io/component: {{ .role }}
+{{- if .model }}
+tandem/model: {{ .model }}
+{{- end }}
+{{- end -}}
+
+{{/* [[models]] of the settings: what each has of its own. */}}
+{{- define "tandem.models" -}}
+{{- range $model := .Values.models }}
+[[models]]
+model = {{ toJson $model.model }}
+served_name = {{ toJson ($model.servedName | default $model.name) }}
+{{- with $model.aliases }}
+aliases = {{ toJson . }}
+{{- end }}
+{{- range $pool := fromJsonArray (include "tandem.pools" $) }}{{ if eq $pool.model $model.name }}
+{{ $pool.role }}_workers = {{ int $pool.values.replicas }}
+{{- end }}{{ end }}
+{{- range $key, $value := $model.settings }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{ end }}
+{{- end -}}
+
 {{/* What the chart decides of the settings, over what `settings` says. */}}
 {{- define "tandem.settings" -}}
 {{- $gateway := dict
@@ -67,16 +122,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $network := dict "schedulers" (fromJsonArray (include "tandem.schedulers" .)) -}}
 {{- if .Values.ray.enabled -}}{{- $network = dict -}}{{- end -}}
 {{- $own := dict
-  "model" .Values.model
   "secret_file" "/etc/tandem/secret/secret"
-  "prefill_workers" (int .Values.prefill.replicas)
-  "decode_workers" (int .Values.decode.replicas)
   "drain_timeout_s" (float64 .Values.drainSeconds)
   "gateway" $gateway
   "scheduler" (dict "admin_host" "0.0.0.0" "admin_port" 9100)
   "telemetry" $telemetry
 -}}
+{{- if not .Values.models -}}
+{{- $_ := set $own "model" .Values.model -}}
 {{- if .Values.servedName -}}{{- $_ := set $own "served_name" .Values.servedName -}}{{- end -}}
+{{- range $pool := fromJsonArray (include "tandem.pools" .) -}}
+{{- $_ := set $own (printf "%s_workers" $pool.role) (int $pool.values.replicas) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.internalTls.existingSecret -}}
+{{- $_ := set $own "internal_tls" (dict
+  "cert_file" "/etc/tandem/internal-tls/tls.crt"
+  "key_file" "/etc/tandem/internal-tls/tls.key"
+  "ca_file" "/etc/tandem/internal-tls/ca.crt"
+) -}}
+{{- end -}}
 {{- if $network -}}{{- $_ := set $own "network" $network -}}{{- end -}}
 {{- range $key, $value := $own -}}
 {{- if kindIs "map" $value -}}
@@ -89,6 +154,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail (printf "settings.%s is what the chart sets itself, from other values" $key) -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey .Values.settings "models" -}}
+{{- fail "settings.models is what the chart sets itself, from models" -}}
+{{- end -}}
 {{- $all := mergeOverwrite (deepCopy .Values.settings) $own -}}
 {{- range $key, $value := $all }}{{ if not (kindIs "map" $value) -}}
 {{ $key }} = {{ toJson $value }}
@@ -97,6 +165,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ range $key, $value := $values -}}
 {{ $key }} = {{ toJson $value }}
 {{ end }}{{ end }}{{ end }}
+{{- include "tandem.models" . }}
 {{- end -}}
 
 {{- define "tandem.securityContext" -}}
@@ -122,6 +191,10 @@ seccompProfile: {type: RuntimeDefault}
   secret:
     secretName: {{ .Values.secret.existingSecret }}
     items: [{key: secret, path: secret}]
+{{- if .Values.internalTls.existingSecret }}
+- name: internal-tls
+  secret: {secretName: {{ .Values.internalTls.existingSecret }}}
+{{- end }}
 - name: run
   emptyDir: {medium: Memory, sizeLimit: 16Mi}
 - name: tmp
@@ -137,6 +210,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "tandem.volumeMounts" -}}
 - {name: config, mountPath: /etc/tandem/config, readOnly: true}
 - {name: secret, mountPath: /etc/tandem/secret, readOnly: true}
+{{- if .Values.internalTls.existingSecret }}
+- {name: internal-tls, mountPath: /etc/tandem/internal-tls, readOnly: true}
+{{- end }}
 - {name: run, mountPath: /run/tandem}
 - {name: tmp, mountPath: /tmp}
 - {name: models, mountPath: /models}

@@ -1,13 +1,13 @@
 {{/*
 The pod of one role. Takes (dict "root" $ "role" ROLE "values" VALUES "ports" PORTS "startup" SECONDS);
-"ready" is the path of the readiness probe.
+"ready" is the path of the readiness probe, "model" the one of `models` that a worker serves.
 */}}
 {{- define "tandem.podTemplate" -}}
 {{- $root := .root -}}{{- $role := .role -}}{{- $values := .values -}}
 metadata:
   labels:
     {{- include "tandem.selector" $root | nindent 4 }}
-    app.kubernetes.io/component: {{ $role }}
+    {{- include "tandem.poolLabels" . | nindent 4 }}
   annotations:
     checksum/config: {{ include "tandem.settings" $root | sha256sum }}
     {{- with $values.podAnnotations }}
@@ -38,6 +38,9 @@ spec:
         - --config=/etc/tandem/config/cluster.toml
         - --name=$(POD_NAME)
         - --advertise-host=$(POD_IP)
+        {{- range $model := $root.Values.models }}{{ if eq $model.name ($.model | default "") }}
+        - --serves={{ $model.servedName | default $model.name }}
+        {{- end }}{{ end }}
       env:
         - name: POD_NAME
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -124,6 +127,6 @@ spec:
       labelSelector:
         matchLabels:
           {{- include "tandem.selector" $root | nindent 10 }}
-          app.kubernetes.io/component: {{ $role }}
+          {{- include "tandem.poolLabels" . | nindent 10 }}
   {{- end }}
 {{- end -}}
