@@ -35,12 +35,12 @@ class Job:
     trace: RequestTrace = field(default=NO_TRACE, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TokenBatch:
     """Tokens of one choice that arrived together. The last batch of a choice has a stop reason.
 
     The first batch also says what the request waited for, how its hand-off went and how many of its
-    prompt tokens came from a prefix cache.
+    prompt tokens came from a prefix cache. Not frozen for the same reason as TextEvent.
     """
 
     token_ids: tuple[int, ...]

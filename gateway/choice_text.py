@@ -7,6 +7,9 @@ from gateway.backend import TokenBatch
 from gateway.detokenizer import Detokenizer
 from gateway.stop_strings import StopStrings
 
+# Their last token is no text.
+_SILENT = frozenset({StopReason.EOS, StopReason.STOP_SEQUENCE})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEnd:
@@ -17,9 +20,13 @@ class ChoiceEnd:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TextEvent:
-    """Text that became certain, and the tokens that arrived with it. Either may be empty."""
+    """Text that became certain, and the tokens that arrived with it. Either may be empty.
+
+    Nobody changes one. It is not frozen, since a frozen one takes three times as long to make, and
+    one is made for each token.
+    """
 
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
@@ -53,7 +60,8 @@ class ChoiceText:
 
     def take(self, batch: TokenBatch) -> TextEvent:
         """The batch's text; with its last one, the choice's end."""
-        silent = batch.stop_reason in (StopReason.EOS, StopReason.STOP_SEQUENCE)
+        reason = batch.stop_reason
+        silent = reason is not None and reason in _SILENT
         count = len(batch.token_ids)
         parts: list[str] = []
         offsets: list[int] = []
@@ -69,7 +77,7 @@ class ChoiceText:
             if self._stops.matched:
                 count = i
                 break
-        if self._stops.matched or batch.stop_reason is not None:
+        if self._stops.matched or reason is not None:
             parts += self._finish(batch)
         return TextEvent(
             choice=self._choice,

@@ -20,12 +20,23 @@ class Detokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # Between two characters, as nearly always, the decoder need not be asked.
+        self._inside = False
 
     def feed(self, token_id: int) -> str:
         """The text that became certain with this token; often "" inside a character."""
         if self._shown and token_id in self._shown:
-            return self._decoder.decode(self._shown[token_id].encode())
-        return self._decoder.decode(self._token_bytes(token_id))
+            added = self._shown[token_id].encode()
+        else:
+            added = self._token_bytes(token_id)
+        if not self._inside:
+            try:
+                return added.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(added)
+        self._inside = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """One U+FFFD where the generation ended inside a character, else nothing."""

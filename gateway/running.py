@@ -49,15 +49,25 @@ class RunningRequest:
 
         `until_s` is on the event loop's clock; past it, DeadlineExceeded.
         """
-        # Cancelled already: the first wait inside is the last.
-        until_s = 0.0 if self.cancelled else until_s
         try:
-            with self._limit.until(until_s):
+            with self.waiting(until_s):
                 return await result
         except TimeoutError:
-            if self.cancelled:
-                raise cancelled() from None
-            raise DeadlineExceeded("the request's time ran out") from None
+            raise self.timed_out() from None
+
+    def waiting(self, until_s: float) -> TimeLimit:
+        """Around the next wait, of which TimeoutError is an end: `timed_out` says which.
+
+        For what is awaited once a token, where a coroutine more is one too many.
+        """
+        # Cancelled already: the first wait inside is the last.
+        return self._limit.until(0.0 if self.cancelled else until_s)
+
+    def timed_out(self) -> Cancelled | DeadlineExceeded:
+        """What a wait ended with that took too long, or was ended from outside."""
+        if self.cancelled:
+            return cancelled()
+        return DeadlineExceeded("the request's time ran out")
 
 
 class RunningRequests:

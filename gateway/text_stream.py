@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from core.errors import DeadlineExceeded, Internal
+from core.errors import Cancelled, DeadlineExceeded, Internal
 from core.messages import StopReason
-from gateway.backend import TokenBatch, TokenStream
+from gateway.backend import TokenStream
 from gateway.bookmark import Bookmark
 from gateway.choice_text import ChoiceText, TextEvent
 from gateway.ledger import Ledger, Timing
@@ -76,7 +76,13 @@ class TextStream:
         batches = aiter(self._stream)
         going = len(self._choices)
         while going:
-            batch = await self._next(batches)
+            try:
+                with self._running.waiting(self._deadline_s):
+                    batch = await anext(batches)
+            except TimeoutError:
+                raise self._running.timed_out() from None
+            except StopAsyncIteration:
+                raise self._broken_off() from None
             choice = self._choices[batch.choice]
             if choice.end is not None:  # stopped, with this batch on its way
                 continue
@@ -124,13 +130,11 @@ class TextStream:
         """How those choices ended that have."""
         return [choice.end.stop_reason for choice in self._choices if choice.end is not None]
 
-    async def _next(self, batches: AsyncIterator[TokenBatch]) -> TokenBatch:
-        try:
-            return await self._running.wait(anext(batches), until_s=self._deadline_s)
-        except StopAsyncIteration:
-            if self._running.cancelled:
-                raise cancelled() from None
-            raise Internal("the answer broke off without a reason") from None
+    def _broken_off(self) -> Cancelled | Internal:
+        """What the end of the tokens means before the end of the answer."""
+        if self._running.cancelled:
+            return cancelled()
+        return Internal("the answer broke off without a reason")
 
 
 def _raise(reason: StopReason) -> NoReturn:
