@@ -32,6 +32,8 @@ _MASK_THREADS = 2
 _PATIENCE_S = 0.005
 # The library's words for a token that a grammar does not allow.
 _NOT_ALLOWED = "doesn't satisfy the grammar"
+# And for a grammar that lets nothing come first, such as a schema that is nothing but itself.
+_NOTHING_FIRST = "NoExtensionBias"
 _TOO_SLOW = "the grammar is too complex: what may come next is not known within {limit_s:g} s"
 
 
@@ -229,7 +231,10 @@ class GrammarCompiler:
         if not compiled.is_error():
             compiled.compute_bitmask()  # what its copies need first, they share
         if compiled.is_error():
-            raise InvalidGrammar(words(compiled.get_error()))
+            reason = words(compiled.get_error())
+            if reason.startswith(_NOTHING_FIRST):
+                reason = "the grammar allows no answer: nothing may come first"
+            raise InvalidGrammar(reason)
         return compiled
 
 

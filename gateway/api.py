@@ -2,13 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
 from typing import Self
 
 from core.config import ClusterConfig, GatewayConfig
-from core.errors import DeadlineExceeded, InvalidRequest, RequestNotFound
+from core.errors import DeadlineExceeded, InvalidGrammar, InvalidRequest, RequestNotFound
 from core.model_card import ModelCard
 from gateway import request_trace
 from gateway.backend import Backend, Job, TokenStream
@@ -223,6 +228,7 @@ class InferenceApi:
             metrics = self._metrics(request.model)
             watch = held.enter_context(watched(metrics, operation, record, ledger))
             held.enter_context(request_trace.blamed(record))
+            held.enter_context(_grammar_named(request))
             await self._meter.request(record)
             model = self._checked(request)
             priority = record.caller.priority(request.sampling.priority)
@@ -304,6 +310,18 @@ class InferenceApi:
                 return None
             raise RequestNotFound("streams with log probabilities cannot be resumed")
         return await self._journal.track(job, kind=kind, last=resumption.last)
+
+
+@contextmanager
+def _grammar_named(request: ChatInput | CompletionInput) -> Iterator[None]:
+    """Says in which field the grammar stands that a worker found impossible to hold."""
+    try:
+        yield
+    except InvalidGrammar as error:
+        if error.field is not None:
+            raise
+        field = "tools" if request.grammar is None else request.grammar.field
+        raise InvalidGrammar(error.message, field=field) from error
 
 
 def _account(record: RequestRecord, text: TextStream, ledger: Ledger) -> None:

@@ -209,6 +209,8 @@ async def test_a_fresh_matcher_that_replays_an_answer_allows_the_same(
         (Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"not":{}}'), InvalidRequest, "not"),
         (Grammar(kind=GrammarKind.LARK, text="start: start"), InvalidRequest, ""),
         (Grammar(kind=GrammarKind.UNSPECIFIED, text="x"), InvalidRequest, "kind"),
+        (Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"$ref":"#"}'), InvalidRequest, "no answer"),
+        (Grammar(kind=GrammarKind.REGEX, text="[^\\s\\S]"), InvalidRequest, "no answer"),
     ],
 )
 async def test_a_grammar_that_cannot_be_held_is_an_error_of_its_own(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from core.config import ClusterConfig, GatewayConfig
+from core.errors import InvalidGrammar
 from core.messages import Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -122,6 +123,23 @@ async def test_what_cannot_be_held_is_refused_before_it_queues(http, backend, fi
     assert reply.error["param"] == param
     assert says in reply.error["message"]
     assert backend.jobs == []
+
+
+async def test_what_only_a_worker_finds_out_names_the_field_too(http, backend):
+    """Before the first token or behind it, whole or streamed."""
+    backend.refusal = InvalidGrammar("the grammar is too complex")
+    for fields, param in (
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"response_format": schema_format()}, "response_format.json_schema.schema"),
+        ({"guided_regex": "a", "stream": True}, "guided_regex"),
+    ):
+        error = (await http.chat(**fields)).error
+        assert (error["code"], error["param"]) == ("invalid_grammar", param)
+    backend.refusal = None
+    backend.script = [*backend.script[:1], InvalidGrammar("the grammar is too complex")]
+    assert (await http.chat(guided_regex="a")).error["param"] == "guided_regex"
+    streamed = json.loads((await http.chat(guided_regex="a", stream=True)).data[-1])
+    assert streamed["error"]["param"] == "guided_regex"
 
 
 class TestSmall:
