@@ -11,7 +11,7 @@ from bench.redis_server import BINARY, redis_server
 
 pytestmark = [
     pytest.mark.recovery,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(BINARY is None, reason="no redis-server: apt-get install redis-server"),
 ]
 BODY = {
@@ -84,7 +84,7 @@ def test_a_stream_goes_on_at_another_gateway_with_the_same_text(cluster, eventua
     _, rest, done = read(url(cluster, "gateway-1"), seeded, last=last)
     assert done
     assert text + rest == whole
-    eventually(cluster.is_at_rest, "every block is back", timeout_s=30)
+    eventually(cluster.is_at_rest, "every block is back", timeout_s=120)
 
 
 def test_a_drawn_seed_is_kept(cluster):

@@ -14,13 +14,14 @@ import pytest
 from bench.cluster_view import LedgerWatch
 from bench.streams import TokenStream, generate
 
-pytestmark = [pytest.mark.recovery, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.recovery, pytest.mark.timeout(900)]
 
 MODEL = "smollm2-135m-instruct"
 NUM_STREAMS = 12
 ANSWER_TOKENS = 96
-BACK_S = 90.0
-TURN_S = 30.0
+# Models are loaded, and answers computed, beside whatever else the machine has to do.
+BACK_S = 240.0
+TURN_S = 120.0
 ENDED = "ended unexpectedly; it will be restarted"
 # Of all 49,152 tokens some always lie so close that rounding orders them one way in one batch and
 # the other way in another. Among the likeliest they do not.
@@ -38,7 +39,7 @@ def elastic(start_cluster) -> Iterator:
         settings={
             "prefill_workers": 2,
             "decode_workers": 2,
-            "drain_timeout_s": 20.0,
+            "drain_timeout_s": 60.0,
             # Nobody turns for the demand's sake while the tests choose.
             "scheduler": {
                 "report_interval_s": 0.2,
@@ -84,12 +85,12 @@ def answers_of(streams: list[TokenStream]) -> list:
 
 
 def scale(cluster, **body) -> httpx.Response:
-    return httpx.post(f"{cluster.admin_url}/scale", json=body, timeout=10, trust_env=False)
+    return httpx.post(f"{cluster.admin_url}/scale", json=body, timeout=30, trust_env=False)
 
 
 def split(cluster) -> tuple[int, int] | None:
     """(prefill, decode); None while a worker turns."""
-    shown = httpx.get(f"{cluster.admin_url}/scale", timeout=10, trust_env=False).json()
+    shown = httpx.get(f"{cluster.admin_url}/scale", timeout=30, trust_env=False).json()
     if any(each["turning"] for each in shown["workers"]):
         return None
     return shown["now"]["prefill"], shown["now"]["decode"]
@@ -125,7 +126,7 @@ def test_workers_turn_under_running_streams_and_no_token_changes(
     moves = len(elastic.events("moving"))
     with elastic.client() as client, LedgerWatch(elastic.admin_url) as watch:
         streams = [client.start(each) for each in asks]
-        eventually(lambda: all_have_begun(streams), "every stream has begun", timeout_s=60)
+        eventually(lambda: all_have_begun(streams), "every stream has begun", timeout_s=120)
         for prefill, decode in ((1, 3), (3, 1), (2, 2)):
             assert scale(elastic, prefill=prefill, decode=decode).status_code == 200
             eventually(
@@ -143,7 +144,7 @@ def test_workers_turn_under_running_streams_and_no_token_changes(
     assert new(elastic, "moving", moves), "some were on a worker that turned"
     assert elastic.events("retrying") == []
     assert watch.unbalanced == []
-    eventually(elastic.is_at_rest, "every block is back", timeout_s=30)
+    eventually(elastic.is_at_rest, "every block is back", timeout_s=120)
 
 
 def test_an_elastic_worker_that_is_asked_to_stop_hands_its_streams_over_and_ends(
@@ -155,7 +156,7 @@ def test_an_elastic_worker_that_is_asked_to_stop_hands_its_streams_over_and_ends
     eventually(lambda: has_split(elastic, 2, 2), "2 + 2", timeout_s=TURN_S)
     with elastic.client() as client, LedgerWatch(elastic.admin_url) as watch:
         streams = [client.start(each) for each in asks]
-        eventually(lambda: all_have_begun(streams), "every stream has begun", timeout_s=60)
+        eventually(lambda: all_have_begun(streams), "every stream has begun", timeout_s=120)
         victim = busiest_decoder(elastic)
         pid = elastic.pids()[victim]
         os.kill(pid, signal.SIGTERM)
@@ -177,6 +178,6 @@ def test_a_persons_split_outlives_the_scheduler(elastic, eventually):
     eventually(lambda: elastic.has_replaced("scheduler", pid), "it is back", timeout_s=BACK_S)
     eventually(elastic.is_at_rest, "all workers are registered again", timeout_s=BACK_S)
     assert split(elastic) == (1, 3)
-    shown = httpx.get(f"{elastic.admin_url}/scale", timeout=10, trust_env=False).json()
+    shown = httpx.get(f"{elastic.admin_url}/scale", timeout=30, trust_env=False).json()
     assert shown["override"] == {"prefill": 1, "decode": 3}
     assert scale(elastic, auto=True).json()["override"] is None

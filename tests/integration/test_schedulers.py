@@ -15,13 +15,15 @@ from bench.streams import generate
 
 pytestmark = [
     pytest.mark.recovery,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(BINARY is None, reason="no redis-server: apt-get install redis-server"),
 ]
 MODEL = "smollm2-135m-instruct"
 # The promise is 3 s; a machine that is shared with others gets some more.
 PLACED_AGAIN_S = 3.0
-SHARED_MACHINE_S = 10.0
+SHARED_MACHINE_S = 20.0
+# Until an admin server has answered; one that stands still answers never.
+ANSWER_S = 20.0
 NUM_STREAMS = 2
 ANSWER_TOKENS = 200
 
@@ -48,7 +50,8 @@ def leaders(cluster):
     for name in ("scheduler", "scheduler-1"):
         try:
             port = json.loads((cluster.run_dir / f"{name}.json").read_text())["admin"]
-            told = httpx.get(f"http://127.0.0.1:{port}/cluster", timeout=2, trust_env=False).json()
+            url = f"http://127.0.0.1:{port}/cluster"
+            told = httpx.get(url, timeout=ANSWER_S, trust_env=False).json()
         except (OSError, ValueError, httpx.HTTPError):
             continue
         if told["leader"]["leads"]:
@@ -65,12 +68,15 @@ def await_pair(cluster, eventually):
             return False
         port = json.loads((cluster.run_dir / f"{found[0][0]}.json").read_text())["admin"]
         url = f"http://127.0.0.1:{port}/readyz"
-        told = httpx.get(url, timeout=2, trust_env=False).json()
+        try:
+            told = httpx.get(url, timeout=ANSWER_S, trust_env=False).json()
+        except (ValueError, httpx.HTTPError):  # it ends, or has just begun
+            return False
         return (told["prefill"], told["decode"]) == (1, 1) and all(
             (cluster.run_dir / f"{name}.sock").exists() for name in ("scheduler", "scheduler-1")
         )
 
-    eventually(whole, "one scheduler leads all workers", timeout_s=90)
+    eventually(whole, "one scheduler leads all workers", timeout_s=240)
     return leaders(cluster)[0]
 
 
@@ -82,10 +88,10 @@ def test_where_the_leader_is_lost_others_are_placed_soon_and_running_streams_go_
     with pair.client() as client:
         expected = client.start(asked(0, ANSWER_TOKENS)).wait(120).token_ids
         running = [client.start(asked(0, ANSWER_TOKENS)) for _ in range(NUM_STREAMS)]
-        eventually(lambda: all(s.token_ids for s in running), "all run", timeout_s=60)
+        eventually(lambda: all(s.token_ids for s in running), "all run", timeout_s=120)
         os.kill(pair.pids()[name], number)
         struck_s = time.monotonic()
-        placed = client.start(asked(1, 4)).wait(60)
+        placed = client.start(asked(1, 4)).wait(120)
         took_s = time.monotonic() - struck_s
         ended = [stream.wait(120) for stream in running]
     assert len(placed.token_ids) == 4
@@ -109,7 +115,7 @@ def test_where_redis_is_lost_the_leader_goes_on_and_nobody_else_begins(
     finally:
         redis.thaw() if how == "freeze" else redis.start()
     with pair.client() as client:
-        assert len(client.start(asked(1, 4)).wait(60).token_ids) == 4
+        assert len(client.start(asked(1, 4)).wait(120).token_ids) == 4
     await_pair(pair, eventually)
 
 
@@ -117,7 +123,9 @@ def test_an_emptied_redis_gives_no_token_twice(pair, redis, eventually):
     _, token = await_pair(pair, eventually)
     redis.say("FLUSHALL")
     eventually(
-        lambda: [t for _, t in leaders(pair) if t > token], "a leader has a new token", timeout_s=30
+        lambda: [t for _, t in leaders(pair) if t > token],
+        "a leader has a new token",
+        timeout_s=120,
     )
     assert pair.ask("What is the capital of France?", max_tokens=4)
     await_pair(pair, eventually)
@@ -132,10 +140,10 @@ def test_one_that_stands_by_says_who_leads_and_the_command_turns_there(pair, eve
     )
 
     def sent_there():
-        answer = httpx.get(f"{stands_by}/scale", timeout=10, trust_env=False)
+        answer = httpx.get(f"{stands_by}/scale", timeout=30, trust_env=False)
         return (answer.status_code, answer.headers.get("location")) == (307, f"{leads}/scale")
 
-    eventually(sent_there, "it says who leads", timeout_s=60)
+    eventually(sent_there, "it says who leads", timeout_s=120)
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", "scale", "--url", stands_by],
         capture_output=True,
@@ -150,7 +158,7 @@ def test_a_leader_that_stops_hands_over_at_once(pair, eventually):
     name, token = await_pair(pair, eventually)
     os.kill(pair.pids()[name], signal.SIGTERM)
     eventually(
-        lambda: [t for other, t in leaders(pair) if t > token], "another leads", timeout_s=30
+        lambda: [t for other, t in leaders(pair) if t > token], "another leads", timeout_s=120
     )
     assert pair.ask("What is the capital of France?", max_tokens=4)
     await_pair(pair, eventually)
