@@ -103,7 +103,11 @@ def _followed(client: "httpx.Client", response: "httpx.Response") -> "httpx.Resp
             f"scheduler that leads, {there.url.host}:{there.url.port}, cannot be reached from here"
         ) from error
     if answer.next_request is not None:
-        raise Unavailable("no scheduler leads for long enough to answer: try again")
+        raise Unavailable(
+            f"the scheduler that leads is said to be at {there.url.host}:{there.url.port}, and who "
+            "answers there stands by: ask again, and where that does not help, have each "
+            "scheduler's scheduler.admin_host be an address that others reach"
+        )
     return answer
 
 

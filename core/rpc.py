@@ -49,13 +49,15 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+# All that a client learns of a server that turns it away.
+_HUNG_UP = "it hung up, as who has internal_tls does where no certificate of its CA is shown"
 # What gRPC says where a peer is there and the connection comes to nothing, and what that means.
 _REFUSALS = (
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of the CA in internal_tls.ca_file"),
     ("Hostname Verification", "its certificate does not have the name in internal_tls.name"),
     ("WRONG_VERSION_NUMBER", "it speaks no TLS: internal_tls is not set there"),
-    ("Socket closed", "it hung up: it asks for a certificate of its CA (internal_tls)"),
-    ("Connection reset", "it hung up: it asks for a certificate of its CA (internal_tls)"),
+    ("Socket closed", _HUNG_UP),
+    ("Connection reset", _HUNG_UP),
 )
 
 # Makes a channel to a process of this cluster, at a gRPC target.

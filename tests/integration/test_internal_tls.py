@@ -126,7 +126,10 @@ async def test_renewed_certificates_serve_the_next_connections_of_both_ends(tmp_
 @pytest.mark.parametrize(
     ("who", "why"),
     [
-        ("nobody", "it hung up: it asks for a certificate of its CA (internal_tls)"),
+        (
+            "nobody",
+            "it hung up, as who has internal_tls does where no certificate of its CA is shown",
+        ),
         ("stranger", "its certificate is not of the CA in internal_tls.ca_file"),
     ],
 )
@@ -189,7 +192,10 @@ def test_a_cluster_with_certificates_serves_and_a_process_without_one_joins_it_n
         del processes.settings["internal_tls"]
         processes.start("gateway", "gateway-bare", other)
         processes.start("gateway", "gateway-other", other | stranger)
-        for name, why in (("gateway-bare", "asks for a cert"), ("gateway-other", "is not of the")):
+        for name, why in (
+            ("gateway-bare", "it hung up, as who has internal_tls"),
+            ("gateway-other", "is not of the"),
+        ):
             eventually(
                 lambda name=name: processes.events(name, "not_connected"),
                 f"{name} says that it is not let in",

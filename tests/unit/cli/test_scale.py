@@ -114,6 +114,10 @@ def test_a_leader_that_cannot_be_reached_and_one_that_is_none_are_named():
         done = CliRunner().invoke(app, ["scale", "--url", standby])
         assert isinstance(done.exception, Unavailable)
         assert "stands by" in done.exception.message and "127.0.0.1:1" in done.exception.message
+    with scheduler(307, {}, "http://127.0.0.1:1") as other, scheduler(307, {}, other) as standby:
+        done = CliRunner().invoke(app, ["scale", "--url", standby])
+        assert isinstance(done.exception, Unavailable)
+        assert "who answers there stands by" in done.exception.message
     nobody = {"error": {"message": "knows of none that leads"}}
     with scheduler(503, nobody) as standby:
         done = CliRunner().invoke(app, ["scale", "--url", standby])
