@@ -191,6 +191,9 @@ class EngineConfig(Section):
     # left after weights and activations.
     prefill_kv_bytes: int | None = Field(None, ge=1)
     decode_kv_bytes: int | None = Field(None, ge=1)
+    # Processes that share one worker's model, each with a slice of every layer and of the KV pool.
+    prefill_tensor_parallel: int = Field(1, ge=1, le=16)
+    decode_tensor_parallel: int = Field(1, ge=1, le=16)
     # Prompt tokens that one step computes, and sequences that one step holds.
     max_step_tokens: int = Field(512, ge=1)
     max_seqs: int = Field(64, ge=1)
@@ -491,6 +494,17 @@ class ClusterConfig(Section):
             )
         least = self.scheduler.min_prefill_workers + self.scheduler.min_decode_workers
         there = self.prefill_workers + self.decode_workers
+        engine = self.engine
+        if engine.prefill_tensor_parallel != engine.decode_tensor_parallel:
+            raise PydanticCustomError(
+                "turns_with_one_pool",
+                "scheduler.elastic: 'auto' needs engine.prefill_tensor_parallel, {prefill}, and "
+                "engine.decode_tensor_parallel, {decode}, to be the same",
+                {
+                    "prefill": engine.prefill_tensor_parallel,
+                    "decode": engine.decode_tensor_parallel,
+                },
+            )
         if least > there:
             raise PydanticCustomError(
                 "too_few_workers",
@@ -556,5 +570,8 @@ class ClusterConfig(Section):
 _OF_A_MODEL = {
     "gateway": ("max_prompt_tokens", "default_max_tokens", "tool_parser"),
     "scheduler": ("max_queued", "max_running"),
-    "engine": ("max_model_len", "dtype", "prefill_kv_bytes", "decode_kv_bytes"),
+    "engine": (
+        *("max_model_len", "dtype", "prefill_kv_bytes", "decode_kv_bytes"),
+        *("prefill_tensor_parallel", "decode_tensor_parallel"),
+    ),
 }

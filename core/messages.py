@@ -167,6 +167,7 @@ class Compatibility:
     revision: str
     dtype: str
     block_size: int
+    # Where one rank has all heads.
     block_bytes: int
     layout: str
     protocol: int
@@ -482,6 +483,8 @@ class HandoffHello:
     decode: WorkerRef
     compatibility: Compatibility
     offers: tuple[TransportOffer, ...]
+    # That share the receiver's model: a block of its pool is their parts, one behind the other.
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ class ModelSettings(Section):
     dtype: Dtype | None = None
     prefill_kv_bytes: int | None = Field(None, ge=1)
     decode_kv_bytes: int | None = Field(None, ge=1)
+    prefill_tensor_parallel: int | None = Field(None, ge=1, le=16)
+    decode_tensor_parallel: int | None = Field(None, ge=1, le=16)
 
     def given(self, *names: str) -> dict[str, object]:
         """Those of these settings that the model has of its own."""

@@ -32,6 +32,7 @@ from core.telemetry.tracer import NO_TRACER, Tracer
 
 BEAT_S = 1.0
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: restarting will not help
+EXIT_BROKEN = 71  # EX_OSERR: what it cannot work without is gone; a new life may have it
 EXIT_STUCK = 70  # EX_SOFTWARE: asked to stop, and did not within its time
 # Beyond the time for draining, a process may take this long to let go of what it holds.
 STOP_GRACE_S = 5.0
@@ -78,6 +79,15 @@ class ProcessContext:
     def mark_ready(self) -> None:
         """Tells the launcher that this process serves."""
         ready_file(self.run_dir, self.me).touch()
+
+
+def die(why: str) -> None:
+    """Ends this process at once, from any thread, with a line that says why.
+
+    What it leaves, its launcher clears away, as after a crash.
+    """
+    print(f"ended: {why}", file=sys.stderr, flush=True)
+    os._exit(EXIT_BROKEN)
 
 
 def socket_address(run_dir: Path, worker: WorkerRef) -> str:

@@ -110,6 +110,7 @@ class DecodeDesk:
             ),
             receivers,
             config,
+            ranks=host.spec.ranks,
             sessions=self._sessions,
             counts=self._counts,
             tasks=self._tasks,

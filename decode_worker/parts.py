@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from core import process
 from core.admin import Admin
 from core.errors import ConfigError
 from core.messages import Compatibility
@@ -17,7 +18,7 @@ from decode_worker.desk import DecodeDesk
 from decode_worker.service import DecodeService
 from engine.device import place_of
 from engine.host import EngineHost, build_host, default_threads
-from engine.kv_cache import KvSpec
+from engine.kv_cache import KvSpec, PoolMemory
 from kv_transfer import shm
 from kv_transfer.compatibility import compatibility_of
 from kv_transfer.transport import make_receivers
@@ -49,7 +50,7 @@ async def decode_parts(context: ProcessContext, admin: Admin) -> AsyncIterator[D
     wanted = config.transfer.transport
     segment: shm.Segment | None = None
 
-    def pool_memory(spec: KvSpec) -> memoryview | None:
+    def pool_memory(spec: KvSpec) -> PoolMemory | None:
         nonlocal segment
         if wanted not in ("auto", shm.NAME):
             return None
@@ -60,7 +61,7 @@ async def decode_parts(context: ProcessContext, admin: Admin) -> AsyncIterator[D
                 raise
             structlog.get_logger().warning("shm_not_used", why=error.message)
             return None
-        return segment.buffer
+        return PoolMemory(segment.buffer, segment.file, segment.OFFSET)
 
     try:
         host = await build_host(
@@ -71,7 +72,10 @@ async def decode_parts(context: ProcessContext, admin: Admin) -> AsyncIterator[D
             place=place_of(context.me.name, config),
             threads=default_threads(),
             secret=secret,
-            make_buffer=pool_memory,
+            make_memory=pool_memory,
+            ranks=config.engine.decode_tensor_parallel,
+            ranks_setting="engine.decode_tensor_parallel",
+            on_rank_lost=process.die,
         )
         tickets = Tickets(secret, fence=context.fence)
         receivers = make_receivers(
@@ -82,7 +86,7 @@ async def decode_parts(context: ProcessContext, admin: Admin) -> AsyncIterator[D
             context.card,
             dtype=config.engine.numbers,
             block_size=host.block_size,
-            block_bytes=host.spec.block_bytes,
+            block_bytes=host.whole_block_bytes,
         )
         reads_prompts = config.scheduler.local_prefill != "never"
         metrics = WorkerMetrics(admin.registry, admin.vllm)

@@ -57,6 +57,7 @@ class PrefillSide:
         receivers: Mapping[str, BlockReceiver],
         config: TransferConfig,
         *,
+        ranks: int,
         sessions: Mapping[TransferId, Session],
         counts: Counter[str],
         tasks: asyncio.TaskGroup,
@@ -64,6 +65,7 @@ class PrefillSide:
         dial: rpc.Dial,
     ) -> None:
         self._me = me
+        self._ranks = ranks
         self._compatibility = compatibility
         self._blocks = blocks
         self._receivers = receivers
@@ -195,6 +197,7 @@ class PrefillSide:
             decode=self._me,
             compatibility=self._compatibility,
             offers=tuple(receiver.offer(peer) for receiver in self._receivers.values()),
+            ranks=self._ranks,
         )
 
     def _says(self, link: PrefillLink, message: HandoffReply) -> None:

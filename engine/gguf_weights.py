@@ -1,6 +1,6 @@
 """The tensors of a GGUF file, dequantised, under Hugging Face's names and in its row order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ class GgufSource:
         """The model's shape. Raises ConfigError where the engine cannot compute it."""
         return self._file.config()
 
-    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, "_Dequantised"]]:
         """Every tensor as float32; one that is not a decoder's keeps its GGUF name.
 
         Without the divisors of RoPE's frequencies, which are part of `config`.
@@ -68,7 +68,7 @@ class GgufSource:
             kind = name.split(".")[2] if name.startswith("blk.") and name.count(".") == 3 else ""
             if kind in heads:
                 array = _unpermute(array, heads[kind], self.path, name)
-            yield _hugging_face_name(name, kind), torch.from_numpy(array)
+            yield _hugging_face_name(name, kind), _Dequantised(array)
 
     def groups(self, config: ModelConfig) -> GroupedModel:
         """The matrices that are quantised in groups, in the file's own bytes."""
@@ -78,6 +78,17 @@ class GgufSource:
             return _unpermute(rows, heads[kind], self.path, kind) if kind in heads else rows
 
         return grouped_model(self._file, config.num_layers, in_order)
+
+
+class _Dequantised:
+    """A tensor in memory: formats of groups are undone whole, and only then cut."""
+
+    def __init__(self, array: NDArray[np.float32]) -> None:
+        self._array = array
+        self.shape: Sequence[int] = array.shape
+
+    def read(self, part: tuple[slice, ...] | None = None) -> Tensor:
+        return torch.from_numpy(self._array[part or ...])
 
 
 def _permuted_heads(config: ModelConfig) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A Hugging Face model folder: config.json, and safetensors in one file or several."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,26 @@ class HfFolder:
         """The model's shape. Raises ConfigError where the engine cannot compute it."""
         return config_from_hf(self._values, str(self.path))
 
-    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, "_FileTensor"]]:
         """Every tensor as it is stored."""
         for path, names in self._shards.items():
             with safe_open(path, framework="pt") as file:
                 for name in names:
-                    yield name, file.get_tensor(name)
+                    yield name, _FileTensor(file, name)
+
+
+class _FileTensor:
+    """A tensor of a safetensors file, of which no more is read than is asked for."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._slice = file.get_slice(name)
+        self.shape: Sequence[int] = self._slice.get_shape()
+
+    def read(self, part: tuple[slice, ...] | None = None) -> Tensor:
+        found: Tensor = self._file.get_tensor(self._name) if part is None else self._slice[part]
+        return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:

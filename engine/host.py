@@ -4,13 +4,14 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import torch
 
 from core.block_hash import BlockHasher, short
 from core.config import EngineConfig
-from core.errors import InvalidRequest
+from core.errors import ConfigError, InvalidRequest
 from core.messages import CacheNews
 from core.model_card import ModelCard
 from engine.batching import StepBudget
@@ -20,10 +21,20 @@ from engine.device import Placed, WorkerPlace, choose_device
 from engine.engine import Engine, LayerTap, SequenceEvent, no_tap
 from engine.grammar import GrammarCompiler
 from engine.graphs import CudaCapture, DecodeGraphs
-from engine.kv_cache import KvCache, KvSpec
+from engine.kv_cache import KvCache, KvSpec, PoolMemory
 from engine.llama import LlamaModel
-from engine.loader import LoadedModel, effective_window, kv_spec, load_engine_model
+from engine.loader import (
+    LoadedModel,
+    effective_window,
+    kv_spec,
+    load_engine_model,
+    open_source,
+)
 from engine.pacing import StepPacer
+from engine.parallel.followers import Followers, OnLost
+from engine.parallel.messages import Begin
+from engine.parallel.others import ALONE
+from engine.parallel.shard import Shard, check_ranks
 from engine.preflight import pool_bytes
 from engine.profiling import peak_bytes
 from engine.runner import ModelRunner
@@ -45,7 +56,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHost:
-    """What a worker's desk works with. `close` ends the compute thread."""
+    """What a worker's desk works with. `close` ends the compute thread and the other ranks."""
 
     card: ModelCard
     config: EngineConfig
@@ -58,6 +69,14 @@ class EngineHost:
     hasher: BlockHasher | None  # None: no prefix cache
     step_times: tuple[StepTime, ...]  # of the warm-up
     grammars: GrammarCompiler
+    num_kv_heads: int  # the model's; `spec` has those of a rank
+    followers: Followers | None = None
+
+    @property
+    def whole_block_bytes(self) -> int:
+        """Bytes of a block where one rank has all heads: what blocks mean, however many have it."""
+        spec = self.spec
+        return spec.rank_bytes // spec.num_kv_heads * self.num_kv_heads
 
     @property
     def block_size(self) -> int:
@@ -147,9 +166,11 @@ class EngineHost:
         )
 
     async def close(self) -> None:
-        """Ends the compute thread after the step in progress."""
+        """Ends the compute thread after the step in progress, and the ranks after that."""
         self.grammars.close()
         await self.compute.close()
+        if self.followers is not None:
+            await asyncio.to_thread(self.followers.close)
 
 
 async def build_host(
@@ -160,32 +181,54 @@ async def build_host(
     cpu_kv_bytes: int = 2**31,
     threads: int,
     secret: bytes,
-    make_buffer: Callable[[KvSpec], memoryview | None] = lambda spec: None,
+    make_memory: Callable[[KvSpec], PoolMemory | None] = lambda spec: None,
     place: WorkerPlace = _ALONE,
+    ranks: int = 1,
+    ranks_setting: str = "ranks",
+    on_rank_lost: OnLost = lambda why: None,
 ) -> EngineHost:
     """Loads the model on the compute thread while the event loop stays free.
 
     `kv_bytes` is for the KV pool; None: on a CPU `cpu_kv_bytes`, on a GPU what its memory has left.
-    `secret` keys the prefix cache. `make_buffer` may give the host memory for the KV pool, of
+    `secret` keys the prefix cache. `make_memory` may give the host memory for the KV pool, of
     `spec.num_blocks * spec.block_bytes`.
+
+    With several `ranks`, a setting of the name `ranks_setting`, the model is shared by this process
+    and others that it starts, and so are `threads`. Where one of them is lost, `on_rank_lost` hears
+    it, on any thread: no step can be computed any more.
 
     Raises ConfigError where the model or the pool cannot be had.
     """
+    threads = max(1, threads // ranks)
     compute = ComputeThread(threads=threads)
+    started: list[Followers] = []
 
     def load() -> EngineHost:
         placed = choose_device(config.device, place)
+        followers: Followers | None = None
+        if ranks > 1:
+            check_ranks(open_source(Path(card.source)).config(), ranks, ranks_setting)
+            _check_on_cpu(placed, ranks, ranks_setting)
+            begin = Begin(card=card, config=config, shard=Shard(0, ranks), threads=threads)
+            followers = Followers.start(begin, on_rank_lost)
+            started.append(followers)
         if placed.gpu is not None:
             torch.cuda.set_device(placed.device)  # of this thread, which is the only one to compute
-        loaded = load_engine_model(card, config, True, placed)
+        group = followers.group if followers is not None else None
+        loaded = load_engine_model(card, config, True, placed, group)
         num_bytes = kv_bytes
         if num_bytes is None:
             num_bytes = _gpu_pool_bytes(loaded, config, placed) if placed.gpu else cpu_kv_bytes
-        spec = kv_spec(loaded.config, config, num_bytes)
-        kv = KvCache(spec, make_buffer(spec), placed.device)
+        spec = kv_spec(loaded.config, config, num_bytes, ranks)
+        memory = make_memory(spec)
+        if followers is not None:
+            memory = memory or PoolMemory.anonymous(spec.kv_bytes)
+            followers.await_loaded()
+            followers.give_pool(spec, memory)
+        kv = KvCache(spec, memory.buffer if memory is not None else None, placed.device)
         blocks = BlockManager(spec.num_blocks)
         window = effective_window(card, config)
-        runner = ModelRunner(loaded.model, kv)
+        runner = ModelRunner(loaded.model, kv, others=followers or ALONE)
         if placed.gpu is not None and config.cuda_graphs:
             runner.graphs = _graphs(loaded.model, kv, config, window)
         return EngineHost(
@@ -200,13 +243,25 @@ async def build_host(
             hasher=BlockHasher(secret, spec.block_size) if config.prefix_cache else None,
             step_times=warm_up(runner, blocks, block_size=spec.block_size, window=window),
             grammars=GrammarCompiler(card, timeout_s=config.grammar_timeout_s),
+            num_kv_heads=loaded.config.num_kv_heads,
+            followers=followers,
         )
 
     try:
         return await compute.run(load)
     except BaseException:
         await asyncio.shield(compute.close())
+        for followers in started:
+            await asyncio.shield(asyncio.to_thread(followers.close))
         raise
+
+
+def _check_on_cpu(placed: Placed, ranks: int, setting: str) -> None:
+    if placed.gpu is not None:
+        raise ConfigError(
+            f"{setting}: {ranks} ranks compute on CPUs only so far, and this worker is on "
+            f"{placed.gpu}: set engine.device = 'cpu', or {setting} = 1"
+        )
 
 
 def _gpu_pool_bytes(loaded: LoadedModel, config: EngineConfig, placed: Placed) -> int:

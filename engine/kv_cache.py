@@ -1,11 +1,15 @@
 """The KV pool of one worker: one block-major tensor over its own memory, another's or a GPU's.
 
-`[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, contiguous: a block's KV over all
-layers is one range of bytes, and a layer's view is a strided slice.
+`[num_blocks, ranks, num_layers, 2, block_size, num_kv_heads, head_dim]`, contiguous: a block's KV
+over all layers is one range of bytes, and a layer's view is a strided slice. Where a worker has
+several ranks, a block is their parts one behind the other, and each rank works on its own.
 """
 
 import mmap
+import os
+import tempfile
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,12 +28,15 @@ class KvSpec:
     num_blocks: int
     num_layers: int
     block_size: int
+    # Of one rank. All have as many.
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    ranks: int = 1
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
+        """Of one rank's part."""
         return (
             *(self.num_blocks, self.num_layers, 2),
             *(self.block_size, self.num_kv_heads, self.head_dim),
@@ -37,9 +44,19 @@ class KvSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over all layers and ranks."""
+        return self.ranks * self.rank_bytes
+
+    @property
+    def rank_bytes(self) -> int:
+        """Bytes of one rank's part of a block."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
         return self.block_size * per_token * self.dtype.itemsize
+
+    @property
+    def layers_apart(self) -> int:
+        """From a rank's part of one block to that of the next, in layers."""
+        return self.ranks * self.num_layers
 
     @property
     def kv_bytes(self) -> int:
@@ -55,8 +72,36 @@ class KvSpec:
         return kv_bytes // self.block_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """Memory that other processes can map: `buffer` is what `file` has from `offset` on."""
+
+    buffer: memoryview
+    file: int
+    offset: int
+
+    @classmethod
+    def mapped(cls, file: int, offset: int, num_bytes: int) -> Self:
+        """What somebody else has made. `offset` is a multiple of the page size."""
+        found = mmap.mmap(file, num_bytes, offset=offset)
+        return cls(memoryview(found), file, offset)
+
+    @classmethod
+    def anonymous(cls, num_bytes: int) -> Self:
+        """New memory under no name, gone with the last process that has it."""
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("tandem-kv")
+        else:
+            with tempfile.TemporaryFile() as made:
+                file = os.dup(made.fileno())
+        os.ftruncate(file, num_bytes)
+        return cls.mapped(file, 0, num_bytes)
+
+
 class KvCache:
     """The pool as a tensor (`pool`) and as bytes for transfers (`bytes`), over one memory.
+
+    `pool` is the part of `rank`; `bytes` are those of all ranks.
 
     On a GPU they are two: there `device_bytes` are the pool's, uint8 [num_blocks, block_bytes], and
     `bytes` are where transports that know host memory alone put blocks and find them, under the
@@ -68,7 +113,11 @@ class KvCache:
     """
 
     def __init__(
-        self, spec: KvSpec, buffer: memoryview | None = None, device: torch.device = _CPU
+        self,
+        spec: KvSpec,
+        buffer: memoryview | None = None,
+        device: torch.device = _CPU,
+        rank: int = 0,
     ) -> None:
         if buffer is None:
             # Pages of an anonymous mapping read as zero and exist once they are written.
@@ -83,13 +132,21 @@ class KvCache:
         self.spec = spec
         # [num_blocks, block_bytes]
         self.bytes: NDArray[np.uint8] = memory.reshape(spec.num_blocks, spec.block_bytes)
-        # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+        # `pool`: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]. `token_rows`: the
+        # same memory as a row of num_kv_heads * head_dim for each token, half and layer; a block's
+        # begin `spec.layers_apart` layers behind those of the block before.
         self.device_bytes: torch.Tensor | None = None
         self._written: torch.cuda.Event | None = None
         if device.type == "cpu":
-            self.pool = torch.from_numpy(memory).view(spec.dtype).view(spec.shape)
+            whole = torch.from_numpy(memory).view(spec.dtype)
+            self.pool = whole.view(spec.num_blocks, spec.ranks, *spec.shape[1:])[:, rank]
+            first = rank * (spec.rank_bytes // spec.dtype.itemsize)
+            self.token_rows = whole[first:].view(-1, spec.num_kv_heads * spec.head_dim)
         else:
+            if spec.ranks > 1:
+                raise ValueError("a pool on a GPU is one rank's")
             self.pool = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            self.token_rows = self.pool.view(-1, spec.num_kv_heads * spec.head_dim)
             self.device_bytes = self.pool.view(spec.num_blocks, -1).view(torch.uint8)
 
     def copy_block(self, source: int, target: int) -> None:

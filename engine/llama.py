@@ -8,6 +8,7 @@ kernels' business.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from engine.grouped import NO_GROUPS, GroupedModel, GroupedWeight
 from engine.kernels import Kernels, Linear
 from engine.kv_cache import KvCache
 from engine.model_config import ModelConfig
+from engine.parallel.group import RankGroup
+from engine.parallel.products import GatheredHead, SharedTable, SummedLinear
 from engine.rope import rope_frequencies
 from engine.torch_kernels import TorchKernels
 
@@ -85,6 +88,8 @@ class LlamaModel:
 
     `groups` are the same matrices as they were quantised, where the kernels should have them too.
     `layer_linear` makes the layers' products, where those shall be others than the kernels'.
+    With a `group` the weights are this rank's, and all ranks compute each step together; `config`
+    is the whole model's all the same.
     """
 
     def __init__(
@@ -94,8 +99,10 @@ class LlamaModel:
         kernels: Kernels | None = None,
         groups: GroupedModel | None = None,
         layer_linear: LayerLinear | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.config = config
+        self._group = group
         self.dtype = weights.embedding.dtype
         self._kernels = kernels or TorchKernels()
         self._layer_linear = layer_linear
@@ -105,12 +112,19 @@ class LlamaModel:
         self._layers = tuple(map(self._prepared, weights.layers, grouped))
         self._final_norm = weights.final_norm
         tied = weights.head is weights.embedding
+        num_words = len(weights.embedding)
         self._head = self._kernels.linear(
             weights.head, lookup=tied, groups=groups.head if groups else None
         )
         # A tied table exists once, in the form that the output projection has.
         table = weights.embedding
-        self._embed = self._head.gather if tied else lambda ids: F.embedding(ids, table)
+        self._embed: Callable[[Tensor], Tensor] = (
+            self._head.gather if tied else lambda ids: F.embedding(ids, table)
+        )
+        self._logits: Callable[[Tensor], Tensor] = partial(self._head, dtype=torch.float32)
+        if group is not None:
+            self._embed = SharedTable(self._embed, num_words, group)
+            self._logits = GatheredHead(self._head, config.vocab_size, group)
 
     @property
     def device(self) -> torch.device:
@@ -162,18 +176,26 @@ class LlamaModel:
         for index, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.input_norm, delta)
             mixed = attention(index, layer.qkv(normed), layer.qk_norm)
-            if on_layer is not None:
+            if on_layer is not None and self._group is None:
                 on_layer(index)
             if index == len(self._layers) - 1 and sample_rows is not None:
                 # From here on only these rows are wanted.
                 hidden, mixed = hidden[sample_rows], mixed[sample_rows]
-            normed = self._norm(hidden, layer.post_norm, layer.output(mixed))
+            added = layer.output(mixed)
+            if on_layer is not None and self._group is not None:
+                on_layer(index)  # by their sum, the other ranks have written theirs too
+            normed = self._norm(hidden, layer.post_norm, added)
             delta = layer.down(self._kernels.swiglu(layer.gate_up(normed)))
+        if self._group is not None and not len(hidden):
+            self._group.meet()  # nothing was summed since the last attention wrote
         return self._norm(hidden, self._final_norm, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden states [rows, hidden] to logits, float32 [rows, vocab]."""
-        return self._head(hidden, torch.float32)
+        """Final hidden states [rows, hidden] to logits, float32 [rows, vocab].
+
+        Of several ranks, the first alone gets them; to the others they are [rows, 0].
+        """
+        return self._logits(hidden)
 
     def _norm(self, hidden: Tensor, weight: Tensor, delta: Tensor | None) -> Tensor:
         return self._kernels.norm(hidden, weight, self.config.rms_norm_eps, delta)
@@ -182,6 +204,10 @@ class LlamaModel:
         angles = positions.float()[:, None] * self._inverse  # [tokens, D / 2]
         factor = self._frequencies.attention_factor
         return Rotation(cos=angles.cos() * factor, sin=angles.sin() * factor)
+
+    def _summed(self, part: Linear) -> Linear:
+        """A product whose inputs are shared by the ranks."""
+        return part if self._group is None else SummedLinear(part, self._group)
 
     def _prepared(self, layer: LayerWeights, groups: Mapping[str, GroupedWeight]) -> _Layer:
 
@@ -198,8 +224,10 @@ class LlamaModel:
             input_norm=layer.input_norm,
             qkv=linear(layer.qkv, layer.qkv_bias, groups=groups.get("qkv")),
             qk_norm=qk_norm,
-            output=linear(layer.output, layer.output_bias, groups=groups.get("output")),
+            output=self._summed(
+                linear(layer.output, layer.output_bias, groups=groups.get("output"))
+            ),
             post_norm=layer.post_norm,
             gate_up=linear(layer.gate_up, layer.gate_up_bias, groups=groups.get("gate_up")),
-            down=linear(layer.down, layer.down_bias, groups=groups.get("down")),
+            down=self._summed(linear(layer.down, layer.down_bias, groups=groups.get("down"))),
         )

@@ -16,6 +16,8 @@ from engine.kernel_choice import choose_kernels
 from engine.kv_cache import KvSpec
 from engine.llama import LayerLinear, LlamaModel
 from engine.model_config import ModelConfig
+from engine.parallel.group import RankGroup
+from engine.parallel.shard import WHOLE, Shard
 from engine.preflight import check_memory, weight_bytes
 from engine.weights import ModelSource, load_weights
 
@@ -26,7 +28,7 @@ _ON_CPU = Placed(device=_CPU)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory."""
+    """A model in memory, or a rank's part of it. `config` is the whole model's."""
 
     model: LlamaModel
     config: ModelConfig
@@ -38,8 +40,11 @@ def load_engine_model(
     engine_config: EngineConfig,
     progress: bool = False,
     placed: Placed = _ON_CPU,
+    group: RankGroup | None = None,
 ) -> LoadedModel:
     """Loads the card's weights. Takes seconds to minutes: keep it off an event loop.
+
+    With a `group` they are this rank's; `check_ranks` has been asked before.
 
     Raises ConfigError with one clear line where the source is missing, damaged or unsupported, and,
     before any weight is read, where a GPU is too small for it.
@@ -47,20 +52,24 @@ def load_engine_model(
     dtype = DTYPES[engine_config.dtype]
     source = open_source(Path(card.source))
     config = source.config()
+    shard = group.shard if group is not None else WHOLE
+    mine = shard.config(config)
     fp8 = engine_config.quantisation == "fp8"
     if fp8:
-        check_fp8(config, dtype, placed.gpu.capability if placed.gpu else None)
+        check_fp8(mine, dtype, placed.gpu.capability if placed.gpu else None)
     if placed.gpu is not None:
-        block = kv_spec(config, engine_config).block_bytes
+        block = kv_spec(mine, engine_config).block_bytes
         check_memory(
             placed.gpu,
-            model_bytes=weight_bytes(config, dtype.itemsize, FP8.itemsize if fp8 else None),
+            model_bytes=weight_bytes(mine, dtype.itemsize, FP8.itemsize if fp8 else None),
             window_kv_bytes=block
             * -(-effective_window(card, engine_config) // engine_config.block_size),
             share=engine_config.gpu_memory_share,
             num_workers=placed.sharing,
         )
     grouped_rows = engine_config.quantised_rows if dtype == torch.bfloat16 and not fp8 else 0
+    if group is not None:
+        grouped_rows = 0  # groups of 32 inputs are not cut
     kernels = choose_kernels(
         engine_config.kernels,
         dtype,
@@ -71,7 +80,7 @@ def load_engine_model(
         block_size=engine_config.block_size,
     )
     # In FP8 they go through the host's memory: as they are, a GPU may not hold them.
-    weights = load_weights(source, config, dtype, progress, _CPU if fp8 else placed.device)
+    weights = load_weights(source, config, dtype, progress, _CPU if fp8 else placed.device, shard)
     layer_linear: LayerLinear | None = None
     if fp8:
         weights = others_on(weights, placed.device)
@@ -79,7 +88,7 @@ def load_engine_model(
     groups = None
     if kernels.name == "native" and grouped_rows and isinstance(source, GgufSource):
         groups = source.groups(config)
-    model = LlamaModel(config, weights, kernels, groups, layer_linear)
+    model = LlamaModel(config, weights, kernels, groups, layer_linear, group)
     return LoadedModel(model=model, config=config, dtype=dtype)
 
 
@@ -89,18 +98,22 @@ def open_source(path: Path) -> ModelSource:
 
 
 def kv_spec(
-    config: ModelConfig, engine_config: EngineConfig, kv_bytes: int | None = None
+    config: ModelConfig,
+    engine_config: EngineConfig,
+    kv_bytes: int | None = None,
+    ranks: int = 1,
 ) -> KvSpec:
     """The largest KV pool of this model in `kv_bytes`, or one block where none are given.
 
-    Raises ConfigError where no block fits.
+    It is shared by `ranks` ranks. Raises ConfigError where no block fits.
     """
     one = KvSpec(
         num_blocks=1,
         num_layers=config.num_layers,
         block_size=engine_config.block_size,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=Shard(0, ranks).config(config).num_kv_heads,
         head_dim=config.head_dim,
+        ranks=ranks,
         dtype=DTYPES[engine_config.dtype],
     )
     if kv_bytes is None:

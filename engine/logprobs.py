@@ -37,12 +37,18 @@ class Logprobs:
         return found
 
 
+def pieces(hidden: Tensor) -> tuple[Tensor, ...]:
+    """Rows whose logits are made at once."""
+    found: tuple[Tensor, ...] = hidden.split(_ROWS_AT_ONCE)
+    return found
+
+
 def score(
     hidden: Tensor, asked: ScoreRequest, logits: Callable[[Tensor], Tensor]
 ) -> tuple[TokenLogprobs, ...]:
     """Log probabilities of prompt tokens. `hidden` is [tokens, hidden], one row before each."""
     found: list[TokenLogprobs] = []
-    for rows in hidden.split(_ROWS_AT_ONCE):
+    for rows in pieces(hidden):
         values = logits(rows).log_softmax(dim=-1)
         for row in values:
             found.append(_of(row, asked.token_ids[len(found)], asked.top))

@@ -15,7 +15,8 @@ from engine.grammar import Masks
 from engine.graphs import DecodeGraphs
 from engine.kv_cache import KvCache
 from engine.llama import LlamaModel, StepTokens
-from engine.logprobs import Logprobs, score
+from engine.logprobs import Logprobs, pieces, score
+from engine.parallel.others import ALONE, OtherRanks
 from engine.sampler import sample
 from engine.step_batch import (
     FailedRow,
@@ -31,11 +32,19 @@ class ModelRunner:
     """A model and the KV pool that it reads and writes.
 
     With `graphs` they compute the steps that they can. On a GPU everything is on a stream of its
-    own, so that copies on others need not wait for it, nor it for them.
+    own, so that copies on others need not wait for it, nor it for them. Where there are `others`,
+    further ranks of the model, they compute every step too.
     """
 
-    def __init__(self, model: LlamaModel, kv: KvCache, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        kv: KvCache,
+        graphs: DecodeGraphs | None = None,
+        others: OtherRanks = ALONE,
+    ) -> None:
         self._model = model
+        self._others = others
         self.kv = kv
         self.graphs = graphs
         self._device = kv.pool.device
@@ -58,13 +67,9 @@ class ModelRunner:
         requests = [item.sample for item in batch.items if item.sample is not None]
         masks = Masks(requests)
         with torch.inference_mode(), self._stream:
-            for source, target in batch.copies:
-                self.kv.copy_block(source, target)
-            hidden = self._forward(batch, on_layer)
-            scored = self._scored(batch, hidden[len(keys) :])
-            if not keys:
+            scored, logits = self._computed(batch, on_layer)
+            if logits is None:
                 return scored
-            logits = self._model.logits(hidden[: len(keys)])
             rows = masks.collect()
             if len(rows) < len(keys):
                 logits, requests = logits[rows], [requests[i] for i in rows]
@@ -83,19 +88,50 @@ class ModelRunner:
         )
         return (*scored, *sampled, *failed)
 
+    def follow(self, batch: StepBatch) -> None:
+        """What a rank does that is not the first: it computes, and chooses nothing.
+
+        Of `sample` it reads whether there is one, of `score` what it covers.
+        """
+        with torch.inference_mode(), self._stream:
+            hidden = self._prepared(batch, None)
+            num_sampled = _num_sampled(batch)
+            scored = hidden[num_sampled:]
+            for item in batch.items:
+                if item.score is not None:
+                    mine, scored = _split(scored, len(item.score.token_ids))
+                    for rows in pieces(mine):
+                        self._model.logits(rows)
+            if num_sampled:
+                self._model.logits(hidden[:num_sampled])
+
     def logits(self, batch: StepBatch) -> Tensor:
         """The forward pass: float32 [items that sample, vocab], in the batch's order."""
-        num_sampled = sum(item.sample is not None for item in batch.items)
-        return self._model.logits(self._forward(batch)[:num_sampled])
+        with self._others.step(batch):
+            return self._model.logits(self._forward(batch)[: _num_sampled(batch)])
+
+    def _computed(
+        self, batch: StepBatch, on_layer: Callable[[int], None] | None
+    ) -> tuple[tuple[ScoredPrompt, ...], Tensor | None]:
+        """All that the ranks do together: what is scored, and logits where there are some."""
+        num_sampled = _num_sampled(batch)
+        with self._others.step(batch):
+            hidden = self._prepared(batch, on_layer)
+            scored = self._scored(batch, hidden[num_sampled:])
+            logits = self._model.logits(hidden[:num_sampled]) if num_sampled else None
+        return scored, logits
+
+    def _prepared(self, batch: StepBatch, on_layer: Callable[[int], None] | None) -> Tensor:
+        for source, target in batch.copies:
+            self.kv.copy_block(source, target)
+        return self._forward(batch, on_layer)
 
     def _scored(self, batch: StepBatch, hidden: Tensor) -> tuple[ScoredPrompt, ...]:
         """What is asked of prompts; `hidden` has their rows, one item's after another's."""
         found = []
         for item in batch.items:
             if (asked := item.score) is not None:
-                mine, hidden = hidden.split(
-                    (len(asked.token_ids), len(hidden) - len(asked.token_ids))
-                )
+                mine, hidden = _split(hidden, len(asked.token_ids))
                 found.append(
                     ScoredPrompt(key=item.key, logprobs=score(mine, asked, self._model.logits))
                 )
@@ -144,6 +180,15 @@ class ModelRunner:
             on_layer(layer)
 
         return marked
+
+
+def _num_sampled(batch: StepBatch) -> int:
+    return sum(item.sample is not None for item in batch.items)
+
+
+def _split(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` rows, and the others."""
+    return rows[:count], rows[count:]
 
 
 def _is_plain(request: SampleRequest) -> bool:

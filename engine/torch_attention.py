@@ -52,7 +52,7 @@ class _TorchStep:
         self._heads, self._head_dim = spec.num_kv_heads, spec.head_dim
         # One row per token, layer and half (keys, values): a strided slice of this is what a layer
         # sees of the pool.
-        self._pool = kv.pool.view(-1, spec.num_kv_heads * spec.head_dim)
+        self._pool = kv.token_rows
         self._value_offset = spec.block_size
         self._layer_offset = 2 * spec.block_size
         slots = [_slots(row, kv) for row in rows]
@@ -142,7 +142,7 @@ def _slots(row: AttentionRow, kv: KvCache) -> np.ndarray:
     """Pool rows of layer 0's keys for the row's whole context, int64 [context_len]."""
     size = kv.spec.block_size
     used = row.block_ids[: -(-row.context_len // size)]
-    starts = np.array(used, dtype=np.int64) * (kv.spec.num_layers * 2 * size)
+    starts = np.array(used, dtype=np.int64) * (kv.spec.layers_apart * 2 * size)
     return (starts[:, None] + np.arange(size, dtype=np.int64)).reshape(-1)[: row.context_len]
 
 

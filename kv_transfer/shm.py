@@ -30,7 +30,12 @@ _HEADER_BYTES = 4096  # one page, so that the pool behind it starts on a page
 
 
 class Segment:
-    """A receiver's pool in shared memory: `bytes` is [num_blocks, block_bytes], uint8."""
+    """A receiver's pool in shared memory: `bytes` is [num_blocks, block_bytes], uint8.
+
+    It begins `OFFSET` bytes into its file.
+    """
+
+    OFFSET = _HEADER_BYTES
 
     def __init__(self, path: Path, file: int, mapped: mmap.mmap, header: dict[str, object]) -> None:
         self.path = path
@@ -90,6 +95,11 @@ class Segment:
         except (OSError, ValueError, KeyError) as error:
             os.close(file)
             raise Unavailable("the peer's KV segment is not one") from error
+
+    @property
+    def file(self) -> int:
+        """Open while this is: for processes that share the pool with its owner."""
+        return self._file
 
     @property
     def buffer(self) -> memoryview:

@@ -38,12 +38,15 @@ async def _serve(context: ProcessContext, stop: asyncio.Event, admin: Admin) -> 
         place=place_of(context.me.name, config),
         threads=default_threads(),
         secret=secret,
+        ranks=config.engine.prefill_tensor_parallel,
+        ranks_setting="engine.prefill_tensor_parallel",
+        on_rank_lost=process.die,
     )
     compatibility = compatibility_of(
         context.card,
         dtype=config.engine.numbers,
         block_size=host.block_size,
-        block_bytes=host.spec.block_bytes,
+        block_bytes=host.whole_block_bytes,
     )
     metrics = WorkerMetrics(admin.registry, admin.vllm)
     desk = PrefillDesk(context.me, host, config.transfer, tickets, metrics, context.tracer)

@@ -16,6 +16,7 @@ import structlog
 from core.config import TransferConfig
 from core.errors import (
     DeadlineExceeded,
+    Incompatible,
     Internal,
     InvalidRequest,
     Moved,
@@ -46,7 +47,9 @@ from engine.engine import Engine, SequenceEvent
 from engine.host import EngineHost
 from engine.sequence import Sequence, SequenceKey
 from kv_transfer import states
-from kv_transfer.blocks import block_store
+from kv_transfer.blocks import BlockStore, block_store
+from kv_transfer.layout import KvLayout
+from kv_transfer.reshaped import blocks_for
 from kv_transfer.states import SenderAction, SenderEvent, SenderState
 from prefill_worker.peer import Peer
 from prefill_worker.pusher import Pusher
@@ -72,13 +75,20 @@ class PrefillDesk:
         self._tickets = tickets
         self._sending: dict[TransferId, Sending] = {}
         self._peers: set[Peer] = set()
-        store = block_store(
+        self._store = block_store(
             host.kv.bytes,
             host.kv.device_bytes,
             await_written=host.kv.await_written,
             device_digests=host.device_digests(),
         )
-        self._pusher = Pusher(host.spec, store, config, self._sending)
+        self._layout = KvLayout(
+            ranks=host.spec.ranks,
+            num_layers=host.spec.num_layers,
+            block_size=host.block_size,
+            num_kv_heads=host.num_kv_heads,
+            head_bytes=host.spec.head_dim * host.spec.dtype.itemsize,
+        )
+        self._pusher = Pusher(host.spec, config, self._sending)
         self._engine: Engine = host.engine(
             on_step=self._stepped, on_error=self._step_failed, layer_tap=self._pusher.tap
         )
@@ -127,6 +137,13 @@ class PrefillDesk:
     def not_ready(self) -> str | None:
         """Why no prompt is taken now; None where one is."""
         return "it is draining" if self.draining else self.incompatible
+
+    def blocks_for(self, ranks: int) -> tuple[BlockStore, KvLayout]:
+        """This worker's blocks for a peer of so many ranks, and its layout. Raises Incompatible."""
+        theirs = self._layout.with_ranks(ranks)
+        if theirs != self._layout and self._host.kv.device_bytes is not None:
+            raise Incompatible(f"this worker's blocks are on a GPU, and the peer has {ranks} ranks")
+        return blocks_for(self._store, self._host.kv.bytes, self._layout, theirs), theirs
 
     def leases(self) -> Mapping[str, int]:
         """Transfers by the state of their machine."""
@@ -376,7 +393,7 @@ class PrefillDesk:
     def _commit(self, sending: Sending) -> None:
         assert sending.first_token_id is not None
         sending.committed = True
-        num_bytes = len(sending.digests) * self._host.spec.block_bytes
+        num_bytes = len(sending.digests) * sending.peer.layout.block_bytes
         busy_s = sum(push.written_s for push in sending.pushes)
         sending.spans.sent(
             time.monotonic(),

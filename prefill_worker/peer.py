@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.messages import HandoffReply, WorkerRef
 from core.stream import Outbox
+from kv_transfer.blocks import BlockStore
 from kv_transfer.cost import PushCost
+from kv_transfer.layout import KvLayout
 from kv_transfer.metered import MeteredSender
 from prefill_worker.push import Push
 from protos.tandem.internal.v1 import prefill_pb2
@@ -17,9 +19,17 @@ class Peer:
     else."""
 
     def __init__(
-        self, ref: WorkerRef, outbox: Outbox[prefill_pb2.HandoffResponse], sender: MeteredSender
+        self,
+        ref: WorkerRef,
+        outbox: Outbox[prefill_pb2.HandoffResponse],
+        sender: MeteredSender,
+        blocks: BlockStore,
+        layout: KvLayout,
     ) -> None:
+        """`blocks` are this worker's as the peer wants them, in its `layout`."""
         self.ref = ref
+        self.blocks = blocks
+        self.layout = layout
         self.sender = sender
         self.broken = False
         self.cost = PushCost()

@@ -7,6 +7,7 @@ from core.errors import TandemError
 from core.messages import TransferId
 from kv_transfer.blocks import BlockStore
 from kv_transfer.cost import PushCost
+from kv_transfer.layout import KvLayout
 from kv_transfer.transport import BlockSender
 
 _FLUSH_TIMEOUT_S = 10.0
@@ -16,7 +17,7 @@ class Push:
     """Whole blocks after they are computed, or layer by layer while they are.
 
     `write_layer` and `finish` run on the peer's thread, in the order in which they were queued.
-    Blocks are uint8 [block_bytes] whose layers lie one behind the other.
+    Blocks are uint8 [block_bytes] of the receiver's layout.
     """
 
     def __init__(
@@ -26,13 +27,13 @@ class Push:
         first_index: int,
         sources: Sequence[int],
         targets: Sequence[int],
-        num_layers: int,
+        layout: KvLayout,
     ) -> None:
         self._transfer = transfer
         self._blocks = blocks
         self._first_index = first_index
         self._pairs = tuple(zip(sources, targets, strict=True))
-        self._num_layers = num_layers
+        self._layout = layout
         self._pieces = 0
         # Seconds spent writing so far; read by others once `finish` has returned.
         self.written_s = 0.0
@@ -47,10 +48,12 @@ class Push:
 
     def write_layer(self, sender: BlockSender, layer: int) -> None:
         """Writes one layer of every block. A failure is raised by `finish`."""
-        size = self._blocks.block_bytes // self._num_layers
+        layout = self._layout
         if self._error is None:
             try:
-                self._write(sender, layer * size, size)
+                for rank in range(layout.ranks):
+                    start = rank * layout.rank_bytes + layer * layout.layer_bytes
+                    self._write(sender, start, layout.layer_bytes)
             except TandemError as error:
                 self._error = error
 

@@ -7,7 +7,6 @@ from core.config import TransferConfig
 from core.messages import TransferId
 from engine.kv_cache import KvSpec
 from engine.step_batch import StepBatch
-from kv_transfer.blocks import BlockStore
 from kv_transfer.states import SenderState
 from prefill_worker.peer import Peer
 from prefill_worker.push import Push
@@ -20,12 +19,10 @@ class Pusher:
     def __init__(
         self,
         spec: KvSpec,
-        blocks: BlockStore,
         config: TransferConfig,
         sendings: Mapping[TransferId, Sending],
     ) -> None:
         self._spec = spec
-        self._blocks = blocks
         self._config = config
         self._sendings = sendings
         self._step_s_per_token = 0.0  # of steps beside which nothing was pushed by layer
@@ -94,18 +91,18 @@ class Pusher:
         return sending.peer.cost.layerwise_pays(
             num_blocks=len(sending.order.block_ids) - sending.num_queued,
             num_layers=self._spec.num_layers,
-            block_bytes=self._spec.block_bytes,
+            block_bytes=sending.peer.layout.block_bytes,
             compute_s=self._step_tokens * self._step_s_per_token,
         )
 
     def _push(self, sending: Sending, span: slice) -> Push:
         push = Push(
             sending.transfer,
-            self._blocks,
+            sending.peer.blocks,
             span.start,
             sending.sources[span],
             sending.order.block_ids[span],
-            self._spec.num_layers,
+            sending.peer.layout,
         )
         sending.pushes.append(push)
         return push

@@ -23,6 +23,7 @@ from core.messages import (
 from core.stream import Outbox, serve_stream
 from core.tickets import Tickets
 from kv_transfer.compatibility import check_compatible
+from kv_transfer.reshaped import usable_offers
 from kv_transfer.transport import connect
 from prefill_worker.desk import PrefillDesk
 from prefill_worker.peer import Peer
@@ -79,8 +80,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             nonlocal peer
             try:
                 check_compatible(self._compatibility, hello.compatibility)
+                blocks, layout = self._desk.blocks_for(hello.ranks)
+                offers = usable_offers(hello.offers, blocks)
                 await self._end_older(hello.decode)
-                sender = await asyncio.to_thread(self._connect, hello.offers, peer=hello.decode)
+                sender = await asyncio.to_thread(self._connect, offers, peer=hello.decode)
             except Exception as error:
                 if isinstance(error, Incompatible):
                     self._desk.incompatible = f"{hello.decode}: {error.message}"
@@ -89,7 +92,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
                 outbox.send(HandoffWelcome(prefill=self._me, failure=to_failure(error)))
                 outbox.close()
                 return
-            peer = Peer(hello.decode, outbox, sender)
+            peer = Peer(hello.decode, outbox, sender, blocks, layout)
             self._serving[peer.ref] = serving
             self._desk.peer_joined(peer)
             outbox.send(HandoffWelcome(prefill=self._me, transport=sender.name))

@@ -33,9 +33,10 @@ class _NativeStep:
         self._library = library
         self._head_dim, self._kv_heads = spec.head_dim, spec.num_kv_heads
         self._rotation = rotation
+        # Other ranks' parts of a block are to the kernels layers that nobody asks for.
         self._pool = Pool(
             kv.pool.data_ptr(),
-            *(spec.num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim),
+            *(spec.layers_apart, spec.block_size, spec.num_kv_heads, spec.head_dim),
         )
         used = [row.block_ids[: -(-row.context_len // spec.block_size)] for row in rows]
         blocks = np.zeros((len(rows), max(map(len, used), default=0)), dtype=np.int32)

@@ -1,5 +1,6 @@
 """The pool is one block-major memory, its own or another's."""
 
+import os
 import resource
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from core.errors import ConfigError
-from engine.kv_cache import KvCache, KvSpec
+from engine.kv_cache import KvCache, KvSpec, PoolMemory
 
 SPEC = KvSpec(
     num_blocks=6, num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16
@@ -68,3 +69,28 @@ def test_a_copied_block_is_equal_in_every_layer_and_no_other_is_touched() -> Non
     kv.copy_block(4, 1)
     assert torch.equal(kv.pool[1], before[4])
     assert torch.equal(kv.pool[[0, 2, 3, 4, 5]], before[[0, 2, 3, 4, 5]])
+
+
+def test_a_block_is_its_ranks_parts_one_behind_the_other() -> None:
+    spec = replace(SPEC, ranks=2)
+    memory = memoryview(bytearray(spec.kv_bytes))
+    ranks = [KvCache(spec, memory, rank=rank) for rank in range(2)]
+    for rank, kv in enumerate(ranks):
+        assert kv.pool.shape == SPEC.shape
+        kv.pool.fill_(rank + 1.0)
+    block = torch.from_numpy(ranks[0].bytes[3]).view(spec.dtype)
+    assert (len(ranks[0].bytes[3]), spec.rank_bytes) == (2 * SPEC.block_bytes, SPEC.block_bytes)
+    first, second = block.chunk(2)
+    assert bool((first == 1).all()) and bool((second == 2).all())
+    ranks[1].pool[1].normal_()
+    ranks[1].copy_block(1, 0)
+    assert torch.equal(ranks[1].pool[0], ranks[1].pool[1])
+    assert bool((ranks[0].pool == 1).all())
+
+
+def test_memory_for_several_processes_is_one_memory() -> None:
+    made = PoolMemory.anonymous(8192)
+    again = PoolMemory.mapped(made.file, 4096, 4096)
+    again.buffer[:3] = b"abc"
+    assert bytes(made.buffer[4096:4099]) == b"abc"
+    os.close(made.file)

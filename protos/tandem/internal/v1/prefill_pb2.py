@@ -26,7 +26,7 @@ from protos.tandem.internal.v1 import common_pb2 as tandem_dot_internal_dot_v1_d
 from protos.tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/internal/v1/prefill.proto\x12\x12tandem.internal.v1\x1a\x1ftandem/internal/v1/common.proto\x1a\x19tandem/v1/inference.proto\"\xcd\x02\n\x0eHandoffRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .tandem.internal.v1.HandoffHelloH\x00\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.PrefillH\x00\x12\x34\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\".tandem.internal.v1.CancelTransferH\x00\x12.\n\x07\x61\x64opted\x18\x04 \x01(\x0b\x32\x1b.tandem.internal.v1.AdoptedH\x00\x12\x33\n\nkeep_trace\x18\x05 \x01(\x0b\x32\x1d.tandem.internal.v1.KeepTraceH\x00\x12\x32\n\theartbeat\x18\x0f \x01(\x0b\x32\x1d.tandem.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb9\x03\n\x0fHandoffResponse\x12\x35\n\x07welcome\x18\x01 \x01(\x0b\x32\".tandem.internal.v1.HandoffWelcomeH\x00\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1c.tandem.internal.v1.AcceptedH\x00\x12.\n\x07refused\x18\x03 \x01(\x0b\x32\x1b.tandem.internal.v1.RefusedH\x00\x12\x33\n\nchunk_sent\x18\x04 \x01(\x0b\x32\x1d.tandem.internal.v1.ChunkSentH\x00\x12,\n\x06\x63ommit\x18\x05 \x01(\x0b\x32\x1a.tandem.internal.v1.CommitH\x00\x12\x30\n\x08quiesced\x18\x06 \x01(\x0b\x32\x1c.tandem.internal.v1.QuiescedH\x00\x12\x39\n\rprompt_scored\x18\x07 \x01(\x0b\x32 .tandem.internal.v1.PromptScoredH\x00\x12\x32\n\theartbeat\x18\x0f \x01(\x0b\x32\x1d.tandem.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"@\n\x0eTransportOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xab\x01\n\x0cHandoffHello\x12-\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x38\n\rcompatibility\x18\x02 \x01(\x0b\x32!.tandem.internal.v1.Compatibility\x12\x32\n\x06offers\x18\x03 \x03(\x0b\x32\".tandem.internal.v1.TransportOffer\"\x81\x01\n\x0eHandoffWelcome\x12.\n\x07prefill\x18\x01 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x11\n\ttransport\x18\x02 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure\"\x83\x03\n\x07Prefill\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".tandem.internal.v1.SamplingParams\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\x12\x13\n\x0bremaining_s\x18\x06 \x01(\x01\x12*\n\x06ticket\x18\x07 \x01(\x0b\x32\x1a.tandem.internal.v1.Ticket\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x13\n\x0b\x66irst_block\x18\n \x01(\x05\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\x05\x12\x0e\n\x06shared\x18\x0c \x01(\x08\x12\x15\n\rtrace_context\x18\r \x01(\t\"B\n\x0e\x43\x61ncelTransfer\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\";\n\x07\x41\x64opted\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\"<\n\x08\x41\x63\x63\x65pted\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\"i\n\x07Refused\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure\"Q\n\tChunkSent\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\"u\n\x0cPromptScored\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x33\n\x08logprobs\x18\x02 \x03(\x0b\x32!.tandem.internal.v1.TokenLogprobs\"\x94\x02\n\x06\x43ommit\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07\x64igests\x18\x04 \x03(\x06\x12*\n\x0bstop_reason\x18\x05 \x01(\x0e\x32\x15.tandem.v1.StopReason\x12\x16\n\x0eprefill_wait_s\x18\x06 \x01(\x01\x12\x19\n\x11prefill_compute_s\x18\x07 \x01(\x01\x12\x39\n\x0e\x66irst_logprobs\x18\x08 \x01(\x0b\x32!.tandem.internal.v1.TokenLogprobs\"j\n\x08Quiesced\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure2h\n\x0ePrefillService\x12V\n\x07Handoff\x12\".tandem.internal.v1.HandoffRequest\x1a#.tandem.internal.v1.HandoffResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/internal/v1/prefill.proto\x12\x12tandem.internal.v1\x1a\x1ftandem/internal/v1/common.proto\x1a\x19tandem/v1/inference.proto\"\xcd\x02\n\x0eHandoffRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .tandem.internal.v1.HandoffHelloH\x00\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.PrefillH\x00\x12\x34\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\".tandem.internal.v1.CancelTransferH\x00\x12.\n\x07\x61\x64opted\x18\x04 \x01(\x0b\x32\x1b.tandem.internal.v1.AdoptedH\x00\x12\x33\n\nkeep_trace\x18\x05 \x01(\x0b\x32\x1d.tandem.internal.v1.KeepTraceH\x00\x12\x32\n\theartbeat\x18\x0f \x01(\x0b\x32\x1d.tandem.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb9\x03\n\x0fHandoffResponse\x12\x35\n\x07welcome\x18\x01 \x01(\x0b\x32\".tandem.internal.v1.HandoffWelcomeH\x00\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1c.tandem.internal.v1.AcceptedH\x00\x12.\n\x07refused\x18\x03 \x01(\x0b\x32\x1b.tandem.internal.v1.RefusedH\x00\x12\x33\n\nchunk_sent\x18\x04 \x01(\x0b\x32\x1d.tandem.internal.v1.ChunkSentH\x00\x12,\n\x06\x63ommit\x18\x05 \x01(\x0b\x32\x1a.tandem.internal.v1.CommitH\x00\x12\x30\n\x08quiesced\x18\x06 \x01(\x0b\x32\x1c.tandem.internal.v1.QuiescedH\x00\x12\x39\n\rprompt_scored\x18\x07 \x01(\x0b\x32 .tandem.internal.v1.PromptScoredH\x00\x12\x32\n\theartbeat\x18\x0f \x01(\x0b\x32\x1d.tandem.internal.v1.HeartbeatH\x00\x42\t\n\x07message\"@\n\x0eTransportOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xba\x01\n\x0cHandoffHello\x12-\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x38\n\rcompatibility\x18\x02 \x01(\x0b\x32!.tandem.internal.v1.Compatibility\x12\x32\n\x06offers\x18\x03 \x03(\x0b\x32\".tandem.internal.v1.TransportOffer\x12\r\n\x05ranks\x18\x04 \x01(\x05\"\x81\x01\n\x0eHandoffWelcome\x12.\n\x07prefill\x18\x01 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x11\n\ttransport\x18\x02 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure\"\x83\x03\n\x07Prefill\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1d.tandem.internal.v1.WorkerRef\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".tandem.internal.v1.SamplingParams\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\x12\x13\n\x0bremaining_s\x18\x06 \x01(\x01\x12*\n\x06ticket\x18\x07 \x01(\x0b\x32\x1a.tandem.internal.v1.Ticket\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x13\n\x0b\x66irst_block\x18\n \x01(\x05\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\x05\x12\x0e\n\x06shared\x18\x0c \x01(\x08\x12\x15\n\rtrace_context\x18\r \x01(\t\"B\n\x0e\x43\x61ncelTransfer\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\";\n\x07\x41\x64opted\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\"<\n\x08\x41\x63\x63\x65pted\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\"i\n\x07Refused\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure\"Q\n\tChunkSent\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\"u\n\x0cPromptScored\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x33\n\x08logprobs\x18\x02 \x03(\x0b\x32!.tandem.internal.v1.TokenLogprobs\"\x94\x02\n\x06\x43ommit\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07\x64igests\x18\x04 \x03(\x06\x12*\n\x0bstop_reason\x18\x05 \x01(\x0e\x32\x15.tandem.v1.StopReason\x12\x16\n\x0eprefill_wait_s\x18\x06 \x01(\x01\x12\x19\n\x11prefill_compute_s\x18\x07 \x01(\x01\x12\x39\n\x0e\x66irst_logprobs\x18\x08 \x01(\x0b\x32!.tandem.internal.v1.TokenLogprobs\"j\n\x08Quiesced\x12\x30\n\x08transfer\x18\x01 \x01(\x0b\x32\x1e.tandem.internal.v1.TransferId\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.tandem.internal.v1.Failure2h\n\x0ePrefillService\x12V\n\x07Handoff\x12\".tandem.internal.v1.HandoffRequest\x1a#.tandem.internal.v1.HandoffResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,27 +40,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSPORTOFFER']._serialized_start=896
   _globals['_TRANSPORTOFFER']._serialized_end=960
   _globals['_HANDOFFHELLO']._serialized_start=963
-  _globals['_HANDOFFHELLO']._serialized_end=1134
-  _globals['_HANDOFFWELCOME']._serialized_start=1137
-  _globals['_HANDOFFWELCOME']._serialized_end=1266
-  _globals['_PREFILL']._serialized_start=1269
-  _globals['_PREFILL']._serialized_end=1656
-  _globals['_CANCELTRANSFER']._serialized_start=1658
-  _globals['_CANCELTRANSFER']._serialized_end=1724
-  _globals['_ADOPTED']._serialized_start=1726
-  _globals['_ADOPTED']._serialized_end=1785
-  _globals['_ACCEPTED']._serialized_start=1787
-  _globals['_ACCEPTED']._serialized_end=1847
-  _globals['_REFUSED']._serialized_start=1849
-  _globals['_REFUSED']._serialized_end=1954
-  _globals['_CHUNKSENT']._serialized_start=1956
-  _globals['_CHUNKSENT']._serialized_end=2037
-  _globals['_PROMPTSCORED']._serialized_start=2039
-  _globals['_PROMPTSCORED']._serialized_end=2156
-  _globals['_COMMIT']._serialized_start=2159
-  _globals['_COMMIT']._serialized_end=2435
-  _globals['_QUIESCED']._serialized_start=2437
-  _globals['_QUIESCED']._serialized_end=2543
-  _globals['_PREFILLSERVICE']._serialized_start=2545
-  _globals['_PREFILLSERVICE']._serialized_end=2649
+  _globals['_HANDOFFHELLO']._serialized_end=1149
+  _globals['_HANDOFFWELCOME']._serialized_start=1152
+  _globals['_HANDOFFWELCOME']._serialized_end=1281
+  _globals['_PREFILL']._serialized_start=1284
+  _globals['_PREFILL']._serialized_end=1671
+  _globals['_CANCELTRANSFER']._serialized_start=1673
+  _globals['_CANCELTRANSFER']._serialized_end=1739
+  _globals['_ADOPTED']._serialized_start=1741
+  _globals['_ADOPTED']._serialized_end=1800
+  _globals['_ACCEPTED']._serialized_start=1802
+  _globals['_ACCEPTED']._serialized_end=1862
+  _globals['_REFUSED']._serialized_start=1864
+  _globals['_REFUSED']._serialized_end=1969
+  _globals['_CHUNKSENT']._serialized_start=1971
+  _globals['_CHUNKSENT']._serialized_end=2052
+  _globals['_PROMPTSCORED']._serialized_start=2054
+  _globals['_PROMPTSCORED']._serialized_end=2171
+  _globals['_COMMIT']._serialized_start=2174
+  _globals['_COMMIT']._serialized_end=2450
+  _globals['_QUIESCED']._serialized_start=2452
+  _globals['_QUIESCED']._serialized_end=2558
+  _globals['_PREFILLSERVICE']._serialized_start=2560
+  _globals['_PREFILLSERVICE']._serialized_end=2664
 # @@protoc_insertion_point(module_scope)

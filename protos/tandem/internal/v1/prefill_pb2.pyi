@@ -149,6 +149,11 @@ class HandoffHello(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     COMPATIBILITY_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    ranks: _builtins.int
+    """Processes that share the receiver's model. A block of its pool is their parts, one behind the
+    other.
+    """
     @_builtins.property
     def decode(self) -> _common_pb2.WorkerRef: ...
     @_builtins.property
@@ -163,10 +168,11 @@ class HandoffHello(_message.Message):
         decode: _common_pb2.WorkerRef | None = ...,
         compatibility: _common_pb2.Compatibility | None = ...,
         offers: _abc.Iterable[Global___TransportOffer] | None = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "decode", b"decode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "decode", b"decode", "offers", b"offers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "decode", b"decode", "offers", b"offers", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

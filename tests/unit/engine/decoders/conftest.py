@@ -86,7 +86,16 @@ def _answer(path: Path) -> Answers:
         head_dim=config.head_dim,
         dtype=torch.float32,
     )
-    runner = ModelRunner(model, KvCache(spec))
+    return _answers_of(ModelRunner(model, KvCache(spec)), STEPS)
+
+
+@pytest.fixture(scope="session")
+def answers_of() -> Callable[[ModelRunner, int], Answers]:
+    """The same of a runner of 16 blocks, so many steps of it."""
+    return _answers_of
+
+
+def _answers_of(runner: ModelRunner, steps: int) -> Answers:
     texts = [
         _Text(
             [(7 * i * i + 3) % VOCAB for i in range(90)], [37, 16, 36, 1], tuple(range(9, 1, -1))
@@ -103,7 +112,7 @@ def _answer(path: Path) -> Answers:
         rows = _step(runner, texts, parts)
         starts = [end for _, end in parts]
     logits = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         logits.append(rows)
         for text, row in zip(texts, rows, strict=True):
             text.tokens.append(int(row.argmax()))
@@ -137,8 +146,8 @@ def assert_equal() -> Callable[[PreTrainedModel, Answers], None]:
 def _assert_equal(model: PreTrainedModel, answers: Answers) -> None:
     for tokens, logits in answers:
         with torch.inference_mode():
-            expected = model(torch.tensor([tokens])).logits[0, -STEPS - 1 : -1]
-        assert tokens[-STEPS:] == expected.argmax(dim=-1).tolist()
+            expected = model(torch.tensor([tokens])).logits[0, -len(logits) - 1 : -1]
+        assert tokens[-len(logits) :] == expected.argmax(dim=-1).tolist()
         difference = (logits - expected).abs().max() / expected.abs().max()
         assert difference < 1e-4, f"logits differ by {difference:.1e}"
-        assert len(set(tokens[-STEPS:])) > 4, "a model that repeats itself shows little"
+        assert len(set(tokens[-len(logits) :])) > 4, "a model that repeats itself shows little"
