@@ -115,6 +115,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("prefill", "decode", "transport", "push"),
     [
+        (1, 1, "shm", "layers"),
         (2, 1, "shm", "blocks"),
         (1, 2, "tcp", "layers"),
         (2, 4, "tcp", "blocks"),
