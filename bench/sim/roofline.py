@@ -114,7 +114,8 @@ class Roofline(_Section):
         left = device.memory_bytes * device.usable_memory - device.reserved_bytes - weights
         if left < model.kv_token_bytes:
             raise ConfigError(
-                f"{self.name}: the weights take {weights / 1e9:.1f} GB and the runtime "
+                f"{self.name}: device.memory_bytes {device.memory_bytes:g}: the weights take "
+                f"{weights / 1e9:.1f} GB and the runtime "
                 f"{device.reserved_bytes / 1e9:.1f} GB: nothing of "
                 f"{device.memory_bytes * device.usable_memory / 1e9:.1f} GB is left for KV"
             )

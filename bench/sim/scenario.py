@@ -10,6 +10,7 @@ from bench.sim.agenda import Agenda
 from bench.sim.colocated import Colocated
 from bench.sim.event_log import EventLog
 from bench.sim.figures import Figures, SimSlo, figures
+from bench.sim.possible import check_possible
 from bench.sim.profile import DEFAULT_PROFILE, load_timing
 from bench.sim.request import Outcome, SimRequest
 from bench.sim.shape import ClusterShape
@@ -64,11 +65,16 @@ class Scenario:
             rows = [TraceRow(prompt, answer)]
         else:
             rows = read_trace(self.trace, self.data)
-        for number, row in enumerate(rows, 1):
+        for row in rows:
             tokens = row.prompt_tokens + row.output_tokens
             if tokens > timing.kv_tokens:
+                where = (
+                    "--input-len and --output-len"
+                    if row.line is None
+                    else f"{self.trace}: row {row.line}, prompt and answer columns"
+                )
                 raise InvalidRequest(
-                    f"request {number} has {tokens} tokens of prompt and answer: a worker of "
+                    f"{where}: {tokens} tokens of prompt and answer: a worker of "
                     f"{timing.name} holds KV for {timing.kv_tokens}",
                     field="trace",
                 )
@@ -126,7 +132,9 @@ def simulate(scenario: Scenario, log: EventLog | None = None) -> tuple[Figures, 
     """One run. Raises TandemError for what cannot be run."""
     timing = scenario.timing()
     scenario.slo.checked()
-    requests = scenario.requests(scenario.rows(timing))
+    rows = scenario.rows(timing)
+    check_possible(scenario.slo, rows, timing, prefix_cache=scenario.shape.prefix_cache)
+    requests = scenario.requests(rows)
     agenda = Agenda()
     done = run(scenario.make(timing, agenda, log), agenda, requests)
     return figures(done, scenario.slo), done.outcomes

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from bench.sim.comparison import Load, tandem
 from bench.sim.goodput import PRECISION
+from bench.sim.possible import check_possible
 from bench.sim.scenario import DEFAULT_RATE, Scenario
 from bench.sim.shape import ClusterShape
 from bench.sim.timing import Timing
@@ -117,8 +118,10 @@ def _load(scenario: Scenario) -> tuple[Load, Timing]:
             field="slo",
         )
     timing = scenario.timing()
+    rows = scenario.rows(timing)
+    check_possible(scenario.slo, rows, timing, prefix_cache=scenario.shape.prefix_cache)
     load = Load(
-        lengths=scenario.rows(timing),
+        lengths=rows,
         num_requests=scenario.num_requests,
         slo=scenario.slo,
         block_size=scenario.shape.block_size,

@@ -7,7 +7,7 @@ says which), of any file. A mistake is told with its row, which is the file's li
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,16 @@ _LARGEST = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request. `arrival_s` counts from the first row; None where the file has no times."""
+    """One request. `arrival_s` counts from the first row; None where the file has no times.
+
+    `line` is where the file has it; None where it comes from no file.
+    """
 
     prompt_tokens: int
     output_tokens: int
     arrival_s: float | None = None
     hash_ids: tuple[int, ...] = ()
+    line: int | None = field(default=None, compare=False)
 
 
 def read_trace(name: str, data: Path | None) -> list[TraceRow]:
@@ -41,8 +45,10 @@ def read_trace(name: str, data: Path | None) -> list[TraceRow]:
     """
     path = _path(name, data)
     try:
-        with path.open(newline="") as lines:
-            rows = list(_parsed(path, _csv(lines) if path.suffix == ".csv" else _json(path, lines)))
+        # Some spreadsheets put a mark before the first column's name, which is none of it.
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            raw = _csv(path, lines) if path.suffix == ".csv" else _json(path, lines)
+            rows = list(_parsed(path, raw))
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="trace") from error
     except UnicodeDecodeError as error:
@@ -73,9 +79,15 @@ def _path(name: str, data: Path | None) -> Path:
 Raw = tuple[int, Mapping[str, Any]]
 
 
-def _csv(lines: Iterator[str]) -> Iterator[Raw]:
+def _csv(path: Path, lines: Iterator[str]) -> Iterator[Raw]:
     reader = csv.DictReader(lines)
-    for row in reader:
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _wrong(path, reader.line_num + 1, f"not CSV: {error}") from error
         yield reader.line_num, row
 
 
@@ -85,7 +97,7 @@ def _json(path: Path, lines: Iterator[str]) -> Iterator[Raw]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _wrong(path, number, f"not JSON: {error}") from error
         if not isinstance(row, dict):
             raise _wrong(path, number, "not an object")
@@ -94,10 +106,16 @@ def _json(path: Path, lines: Iterator[str]) -> Iterator[Raw]:
 
 def _parsed(path: Path, rows: Iterator[Raw]) -> Iterator[TraceRow]:
     began_s = last_s = None
+    timed: bool | None = None  # whether the rows have times: all of them, or none
     for number, row in rows:
         prompt = _length(path, number, row, _PROMPT)
         answer = _length(path, number, row, _ANSWER)
         column = next((name for name in _TIME if name in row), None)
+        if timed is None:
+            timed = column is not None
+        elif timed != (column is not None):
+            what = "is missing, and rows above have it" if timed else "rows above have no time"
+            raise _wrong(path, number, what, column or " or ".join(_TIME))
         arrival_s = None
         if column is not None:
             time_s = _time_s(path, number, column, row[column])
@@ -105,7 +123,8 @@ def _parsed(path: Path, rows: Iterator[Raw]) -> Iterator[TraceRow]:
                 raise _wrong(path, number, f"{row[column]} is before the row above it", column)
             began_s = time_s if began_s is None else began_s
             last_s, arrival_s = time_s, time_s - began_s
-        yield TraceRow(prompt, answer, arrival_s, _hash_ids(path, number, row, prompt))
+        hash_ids = _hash_ids(path, number, row, prompt)
+        yield TraceRow(prompt, answer, arrival_s, hash_ids, number)
 
 
 def _length(path: Path, number: int, row: Mapping[str, Any], names: tuple[str, ...]) -> int:
@@ -132,7 +151,7 @@ _SCALES: dict[str, Callable[[Any], float]] = {
 def _time_s(path: Path, number: int, column: str, value: object) -> float:
     try:
         time_s = _SCALES[column](value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         time_s = -1.0
     if not 0 <= time_s < float("inf"):
         raise _wrong(path, number, f"{value!r} is not a time", column)
@@ -152,8 +171,10 @@ def _hash_ids(
     found = row.get(_HASHES)
     if found is None:
         return ()
-    if not isinstance(found, list) or not all(type(each) is int for each in found):
-        raise _wrong(path, number, "not a list of whole numbers", _HASHES)
+    if not isinstance(found, list) or not all(
+        type(each) is int and 0 <= each < 2**64 for each in found
+    ):
+        raise _wrong(path, number, "not a list of whole numbers from 0 to 2^64 - 1", _HASHES)
     if len(found) * HASHED_TOKENS < prompt_tokens - HASHED_TOKENS:
         raise _wrong(path, number, f"{len(found)} ids for {prompt_tokens} tokens", _HASHES)
     return tuple(found)

@@ -55,11 +55,37 @@ def test_csv_and_json_lines_are_read_by_their_columns(tmp_path):
             '{"input_length": 2000, "output_length": 1, "hash_ids": [1]}',
             "row 1, column hash_ids: 1 ids for 2000 tokens",
         ),
+        (
+            "m.jsonl",
+            '{"input_length": 5, "output_length": 1, "hash_ids": [-1]}',
+            "row 1, column hash_ids: not a list of whole numbers",
+        ),
+        ("m.jsonl", "[" * 100_000, "row 1: not JSON"),
+        (
+            "m.jsonl",
+            '{"input_length": 5, "output_length": 1, "timestamp": 1' + "0" * 400 + "}",
+            "row 1, column timestamp: .*not a time",
+        ),
+        (
+            "m.jsonl",
+            '{"input_length": 5, "output_length": 1, "timestamp": 1}\n'
+            '{"input_length": 5, "output_length": 1}',
+            "row 2, column .*timestamp.*: is missing",
+        ),
+        ("a.csv", AZURE + '2023-11-16 18:15:50.0,5,"' + "5" * 200_000, "row 3: not CSV"),
+        ("a.csv", AZURE + "2023-11-16 18:15:50.0,5\n", r"row 3, column GeneratedTokens: None"),
+        ("a.csv", AZURE + "2023-11-16 18:15:50.0,5,0\n", r"row 3, column GeneratedTokens: 0 tok"),
+        ("a.csv", AZURE + "2023-11-16 18:15:50.0,-5,1\n", r"row 3, column ContextTokens: -5 tok"),
     ],
 )
 def test_a_mistake_in_a_trace_is_told_with_its_row_and_column(tmp_path, name, text, complaint):
     with pytest.raises(InvalidRequest, match=complaint):
         read_trace(_file(tmp_path, name, text), None)
+
+
+def test_a_mark_at_a_files_beginning_is_no_part_of_its_first_column(tmp_path):
+    (row,) = read_trace(_file(tmp_path, "a.csv", "\ufeff" + AZURE), None)
+    assert (row.arrival_s, row.prompt_tokens) == (0.0, 374)
 
 
 def test_a_public_trace_without_its_folder_is_an_error():
@@ -139,7 +165,10 @@ def test_a_profile_is_stored_and_read_again(tmp_path, h100):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"memory_bytes": 16e9}, "nothing of 14.4 GB is left for KV"),
+        (
+            {"memory_bytes": 16e9},
+            "device.memory_bytes 1.6e.10: .*nothing of 14.4 GB is left for KV",
+        ),
         ({"peak_flops": 0}, "device.peak_flops"),
         ({"flops": 1}, "device.flops"),
     ],
@@ -160,10 +189,22 @@ def test_a_profile_that_cannot_be_is_refused(tmp_path, change, complaint):
         (["--requests", "0"], "--requests must be 1 to"),
         (["--variation", "nan"], "--variation must be"),
         (["--find-rate"], "without an SLO"),
-        (["--find-rate", "--slo-ttft-ms", "0.01", "--requests", "20"], "no load is light enough"),
+        (["--slo-ttft-ms", "0.01"], "--slo-ttft-ms 0.01: the first token of the shortest prompt"),
+        (["--slo-tpot-ms", "2"], "--slo-tpot-ms 2: each further token"),
+        (["--trace", "{good}", "--slo-tbt10-ms", "2"], "(row 2, 374 tokens) takes 6."),
+        (["--find-rate", "--slo-ttft-ms", "0.01"], "no cluster keeps to that"),
+        (["--plan", "2", "--slo-ttft-ms", "0.01"], "no cluster keeps to that"),
+        (["--find-rate", "--slo-ttft-ms", "13.8", "--requests", "20"], "no load is light enough"),
         (["--slo-tpot-ms", "-1"], "--slo-tpot-ms must be positive"),
         (["--slo-share", "2"], "--slo-share must be in"),
-        (["--input-len", "500000"], "holds KV for 440593"),
+        (["--input-len", "500000"], "--input-len and --output-len: 500064 tokens"),
+        (["--trace", "{long}"], "long.csv: row 3, prompt and answer columns: 500001 tokens"),
+        (["--trace", "{columns}"], "row 2, column GeneratedTokens"),
+        (["--trace", "{back}"], "row 3, column TIMESTAMP"),
+        (["--trace", "{nowhere}"], "cannot read"),
+        (["--trace", "{out}"], "no trace"),
+        (["--profile", "{small}"], "device.memory_bytes"),
+        (["--slo-ttft-ms", "nan"], "--slo-ttft-ms must be positive"),
         (["--input-len", "0"], "at least 1 token each"),
         (["--decode", "0"], "at least one decode worker"),
         (["--profile", "b300"], "no profile b300"),
@@ -175,8 +216,16 @@ def test_a_profile_that_cannot_be_is_refused(tmp_path, change, complaint):
     ],
 )
 def test_a_wrong_command_is_one_line_and_exit_code_2(tmp_path, arguments, complaint):
+    small = load_roofline("h100-llama-3.1-8b").model_dump()
+    small["device"]["memory_bytes"] = 16e9
     places = {
         "trace": _file(tmp_path, "t.csv", AZURE + "2023-11-16 18:15:50.0,0,5\n"),
+        "long": _file(tmp_path, "long.csv", AZURE + "2023-11-16 18:15:50.0,500000,1\n"),
+        "columns": _file(tmp_path, "columns.csv", "ContextTokens\n5\n"),
+        "good": _file(tmp_path, "good.csv", AZURE),
+        "back": _file(tmp_path, "back.csv", AZURE + "2023-11-16 18:15:40.0,5,5\n"),
+        "nowhere": str(tmp_path / "nowhere.csv"),
+        "small": _file(tmp_path, "small.json", json.dumps(small)),
         "out": str(tmp_path / "out.txt"),
     }
     done = CliRunner().invoke(app, ["simulate", *(each.format(**places) for each in arguments)])
