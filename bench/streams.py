@@ -11,6 +11,10 @@ import grpc
 
 from protos.tandem.v1 import inference_pb2, inference_pb2_grpc
 
+# A request's, where none is chosen. Far away: a scheduler refuses at once what a busy machine
+# would, by its own measurements, not end in time.
+DEADLINE_S = 600.0
+
 
 class TokenStream:
     """One Generate call: what has come, and how it ended.
@@ -101,7 +105,7 @@ class StreamClient:
         self,
         request: inference_pb2.GenerateRequest,
         *,
-        timeout_s: float = 120.0,
+        timeout_s: float = DEADLINE_S,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> TokenStream:
         """Sends the request as soon as there is room. Its deadline counts from then."""
@@ -115,7 +119,7 @@ class StreamClient:
         return stream
 
     def answer_all(
-        self, requests: Sequence[inference_pb2.GenerateRequest], *, timeout_s: float = 120.0
+        self, requests: Sequence[inference_pb2.GenerateRequest], *, timeout_s: float = DEADLINE_S
     ) -> list[TokenStream]:
         """Sends all of them and waits for their ends."""
         streams = [self.start(request, timeout_s=timeout_s) for request in requests]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -125,6 +125,14 @@ class Served:
     def events(self, name: str) -> list[dict[str, Any]]:
         return read_events(self._err, name)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever became of a test, the next one has all nodes to itself."""
+        if self.process.poll() is None:
+            self.stop()
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=180)
@@ -176,7 +184,13 @@ def ask(number: int):
 
 
 def test_a_node_that_dies_with_a_decode_worker_costs_no_stream_and_no_token(nodes, eventually):
-    served = Served(nodes, {"prefill_workers": 1, "decode_workers": 2}, eventually)
+    settings = {"prefill_workers": 1, "decode_workers": 2}
+    with Served(nodes, settings, eventually) as served:
+        _loses_a_node(nodes, served, eventually)
+        assert served.stop() == 0
+
+
+def _loses_a_node(nodes, served, eventually):
     assert served.names() == ["decode-0", "decode-1", "prefill-0"]
     asks = [ask(number) for number in range(NUM_STREAMS)]
     with served.client() as client:
@@ -203,7 +217,6 @@ def test_a_node_that_dies_with_a_decode_worker_costs_no_stream_and_no_token(node
         "it is back on another node, in a new incarnation",
         timeout_s=300,
     )
-    assert served.stop() == 0
 
 
 def test_workers_are_added_and_leave_as_the_bounds_want(nodes, eventually):
@@ -216,7 +229,12 @@ def test_workers_are_added_and_leave_as_the_bounds_want(nodes, eventually):
     }
     while len(nodes.workers) < 4:
         nodes.add()
-    served = Served(nodes, settings, eventually)
+    with Served(nodes, settings, eventually) as served:
+        _adds_and_removes(served, eventually)
+        assert served.stop() == 0
+
+
+def _adds_and_removes(served, eventually):
     asks = [ask(number) for number in range(NUM_STREAMS)]
     with served.client() as client:
         streams = [client.start(each) for each in asks]
@@ -227,7 +245,6 @@ def test_workers_are_added_and_leave_as_the_bounds_want(nodes, eventually):
         )
         assert all(stream.wait(240).ok for stream in streams), "nobody noticed"
     assert len(served.events("one worker less is wanted")) == 1
-    assert served.stop() == 0
 
 
 def test_where_nobody_listens_it_says_so_at_once():

@@ -78,7 +78,7 @@ def undisturbed(elastic, asks) -> list:
 
 def answers_of(streams: list[TokenStream]) -> list:
     """What came of each, whose call must have ended well, once."""
-    ended = [stream.wait(120) for stream in streams]
+    ended = [stream.wait(240) for stream in streams]
     assert [f"{each.reason} {each.details}" for each in ended if not each.ok] == []
     assert {each.num_terminals for each in ended} == {1}
     return [(each.token_ids, each.text) for each in ended]

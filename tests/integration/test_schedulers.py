@@ -86,14 +86,14 @@ def test_where_the_leader_is_lost_others_are_placed_soon_and_running_streams_go_
 ):
     name, token = await_pair(pair, eventually)
     with pair.client() as client:
-        expected = client.start(asked(0, ANSWER_TOKENS)).wait(120).token_ids
+        expected = client.start(asked(0, ANSWER_TOKENS)).wait(240).token_ids
         running = [client.start(asked(0, ANSWER_TOKENS)) for _ in range(NUM_STREAMS)]
         eventually(lambda: all(s.token_ids for s in running), "all run", timeout_s=120)
         os.kill(pair.pids()[name], number)
         struck_s = time.monotonic()
-        placed = client.start(asked(1, 4)).wait(120)
+        placed = client.start(asked(1, 4)).wait(240)
         took_s = time.monotonic() - struck_s
-        ended = [stream.wait(120) for stream in running]
+        ended = [stream.wait(240) for stream in running]
     assert len(placed.token_ids) == 4
     assert took_s < PLACED_AGAIN_S + SHARED_MACHINE_S
     assert [each.token_ids for each in ended] == [expected] * NUM_STREAMS
@@ -115,7 +115,7 @@ def test_where_redis_is_lost_the_leader_goes_on_and_nobody_else_begins(
     finally:
         redis.thaw() if how == "freeze" else redis.start()
     with pair.client() as client:
-        assert len(client.start(asked(1, 4)).wait(120).token_ids) == 4
+        assert len(client.start(asked(1, 4)).wait(240).token_ids) == 4
     await_pair(pair, eventually)
 
 
