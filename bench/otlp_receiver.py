@@ -131,7 +131,7 @@ class OtlpReceiver:
         trace_id: str,
         enough: Callable[[list[ReceivedSpan]], bool],
         *,
-        timeout_s: float = 15.0,
+        timeout_s: float = 60.0,
     ) -> list[ReceivedSpan]:
         """The spans of a trace once they are enough; what has come where they never are."""
         end_s = time.monotonic() + timeout_s

@@ -2,5 +2,5 @@
 
 `names` has every name that leaves the process. A `Tracer`, one per process, gives each request a
 `RequestTrace` that collects spans. What is sampled or kept goes to the `SpanExporter`, whose thread
-has OpenTelemetry's SDK send it.
+encodes it and has OpenTelemetry's SDK send it.
 """

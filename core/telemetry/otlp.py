@@ -9,15 +9,17 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import structlog
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from core.errors import ConfigError
-from core.telemetry.readable import Reader
+from core.telemetry.encoder import Encoder
 from core.telemetry.trace import RequestTrace
 
 _DEFAULT_PORT = 4317
@@ -31,18 +33,36 @@ class OtlpSender:
     The SDK tries a batch again, with growing pauses, for OTEL_EXPORTER_OTLP_TIMEOUT seconds.
     """
 
-    def __init__(self, endpoint: str, reader: Reader) -> None:
+    def __init__(self, endpoint: str, encoder: Encoder) -> None:
         """`endpoint` is http://HOST:PORT, or https:// for TLS. Raises ConfigError."""
         target = checked_endpoint(endpoint, "telemetry.otlp_endpoint")
         check_variables("TRACES")
-        self._exporter = OTLPSpanExporter(endpoint=target, insecure=target.startswith("http:"))
-        self._reader = reader
+        self._exporter = _Exporter(encoder, target)
 
     def send(self, traces: Sequence[RequestTrace]) -> bool:
-        return self._exporter.export(self._reader.readable(traces)) is SpanExportResult.SUCCESS
+        batch = cast("Sequence[Any]", traces)  # no spans of the SDK's, which it hands on unread
+        return self._exporter.export(batch) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         self._exporter.shutdown()
+
+
+class _Exporter(OTLPSpanExporter):
+    """Connects and tries again as the SDK's does; what it sends is encoded by us.
+
+    `_translate_data` and `_count_data` are what the SDK has its own exporters of traces, metrics
+    and logs fill in.
+    """
+
+    def __init__(self, encoder: Encoder, target: str) -> None:
+        super().__init__(endpoint=target, insecure=target.startswith("http:"))
+        self._encoder = encoder
+
+    def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
+        return self._encoder.request(data)
+
+    def _count_data(self, data: Sequence[Any]) -> int:
+        return sum(len(trace.spans) for trace in data)
 
 
 def metric_exporter(endpoint: str, setting: str) -> OTLPMetricExporter:

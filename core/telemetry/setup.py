@@ -37,16 +37,13 @@ def tracing(config: TelemetryConfig, role: Role, me: WorkerRef) -> Iterator[Trac
 
 
 def _tracer(config: TelemetryConfig, endpoint: str, role: Role, me: WorkerRef) -> Tracer:
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
+    from core.telemetry.encoder import Encoder
     from core.telemetry.otlp import OtlpSender
-    from core.telemetry.readable import Reader
     from core.telemetry.resource import resource_of, version
 
     if config.sample_ratio is None:
         config = config.model_copy(update={"sample_ratio": _ratio_in_environment()})
-    reader = Reader(resource_of(role, me), InstrumentationScope(_SCOPE, version()))
-    sender = OtlpSender(endpoint, reader)
+    sender = OtlpSender(endpoint, Encoder(resource_of(role, me), _SCOPE, version()))
     return Tracer(config, SpanExporter(sender, max_spans=config.max_queued_spans))
 
 

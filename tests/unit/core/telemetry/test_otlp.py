@@ -4,17 +4,15 @@ import logging
 
 import pytest
 import structlog
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from core.config import TelemetryConfig
 from core.errors import ConfigError
 from core.messages import WorkerRef
 from core.telemetry.context import TraceContext
+from core.telemetry.encoder import Encoder
 from core.telemetry.names import Role
 from core.telemetry.otlp import sdk_logs_are_ours
-from core.telemetry.readable import Reader
 from core.telemetry.resource import resource_of
 from core.telemetry.setup import tracing
 from core.telemetry.span import MAX_EVENTS
@@ -33,8 +31,8 @@ def no_variables(monkeypatch):
 
 def told_of(*traces):
     """What a collector gets."""
-    reader = Reader(Resource({"service.name": "tandem-gateway"}), InstrumentationScope("tandem"))
-    (of_us,) = encode_spans(reader.readable(traces)).resource_spans
+    encoder = Encoder(Resource({"service.name": "tandem-gateway"}), "tandem", "1.0")
+    (of_us,) = encoder.request(traces).resource_spans
     return of_us
 
 
@@ -48,6 +46,8 @@ def test_a_span_arrives_as_it_was_written_down():
     span.end(2.0, "internal")
     of_us = told_of(trace)
     assert of_us.resource.attributes[0].value.string_value == "tandem-gateway"
+    scope = of_us.scope_spans[0].scope
+    assert (scope.name, scope.version) == ("tandem", "1.0")
     (told,) = of_us.scope_spans[0].spans
     assert (told.trace_id, told.parent_span_id, told.name) == (b"t" * 16, b"p" * 8, "chat m")
     assert told.kind == told.SPAN_KIND_SERVER
