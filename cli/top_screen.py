@@ -56,6 +56,7 @@ class TopApp(App[None]):
         yield Static(id="head")
         yield Static(id="trouble")
         for name, columns in (
+            ("models", tables.MODELS),
             ("workers", tables.WORKERS),
             ("gateways", tables.GATEWAYS),
             ("transfers", tables.TRANSFERS),
@@ -101,6 +102,7 @@ class TopApp(App[None]):
         self.query_one("#head", Static).update(
             Text.assemble((f"{self._where}   ", "dim"), (tables.summary(snapshot), "bold"))
         )
+        self._fill("models", tables.models(snapshot))
         self._fill("workers", tables.workers(snapshot))
         self._fill("gateways", tables.gateways(snapshot))
         self._fill("transfers", speed.rows(snapshot))

@@ -18,8 +18,12 @@ STATES = {
     "free": "bright_black",
 }
 _BAR_COLUMNS = 24
-WORKERS = ("worker", "KV blocks", "used", "run", "wait", "preempted", "to read", "step", "")
-GATEWAYS = ("gateway", "TTFT p50", "p95", "ITL p50", "p95", "tokens/s", "in flight")
+MODELS = ("model", "", "prefill", "decode", "queue", "placed now", "disaggregated", "local")
+WORKERS = (
+    *("worker", "model", "KV blocks", "used", "run", "wait", "preempted", "to read", "step"),
+    "",
+)
+GATEWAYS = ("gateway", "model", "TTFT p50", "p95", "ITL p50", "p95", "tokens/s", "in flight")
 TRANSFERS = ("transfers", "transport", "peers", "sent", "GB/s now", "GB/s while sending")
 _SENT, _BUSY = "_bytes_sent", "_busy_us"
 
@@ -34,14 +38,32 @@ def summary(snapshot: Snapshot) -> str:
     return f"queue {cluster['num_queued']}   placed now {cluster['num_placed']}   so far {placed}"
 
 
+def models(snapshot: Snapshot) -> Iterator[Row]:
+    """Whether each model is served, by how many workers, and what waits for it."""
+    for told in snapshot.cluster["models"]:
+        placements = told["placements"]
+        yield (
+            told["model"],
+            Text("ready", "green") if told["ready"] else Text(told["reason"], "red"),
+            str(told["prefill"]),
+            str(told["decode"]),
+            str(told["num_queued"]),
+            str(told["num_placed"]),
+            *(f"{placements.get(kind, 0):,}" for kind in ("disaggregated", "local")),
+        )
+
+
 def workers(snapshot: Snapshot) -> Iterator[Row]:
-    """Prefill workers first."""
+    """By model, prefill workers first."""
+    order = {told["model"]: number for number, told in enumerate(snapshot.cluster["models"])}
     for told in sorted(
-        snapshot.cluster["workers"], key=lambda w: (w["role"] != "prefill", w["worker"])
+        snapshot.cluster["workers"],
+        key=lambda w: (order[w["model"]], w["role"] != "prefill", w["worker"]),
     ):
         used = told["num_blocks"] - told["blocks"]["free"]
         yield (
             told["worker"].partition("/")[0],
+            told["model"],
             kv_bar(told["blocks"], told["num_blocks"]),
             f"{used}/{told['num_blocks']}",
             str(told["num_running"]),
@@ -54,16 +76,18 @@ def workers(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def gateways(snapshot: Snapshot) -> Iterator[Row]:
-    """How fast each has been in the last half minute."""
+    """How fast each has been in the last half minute, with each model."""
+    fields = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
     for name, told in snapshot.latencies.items():
-        last: Mapping[str, Any] = told["samples"][-1] if told["samples"] else {}
-        fields = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
-        yield (
-            name,
-            *(seconds(last.get(field)) for field in fields),
-            f"{last.get('tokens_per_s', 0.0):,.1f}",
-            str(last.get("in_flight", 0)),
-        )
+        for model, sample in told["models"].items():
+            last: Mapping[str, Any] = sample or {}
+            yield (
+                name,
+                model,
+                *(seconds(last.get(field)) for field in fields),
+                f"{last.get('tokens_per_s', 0.0):,.1f}",
+                str(last.get("in_flight", 0)),
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ async def _serve(context: ProcessContext, stop: asyncio.Event, admin: Admin) -> 
             tracer=context.tracer,
             recent=recent,
         )
-        pages = page_routes(recent, curves, source.cluster, model=context.model_names)
+        names = [model.name for model in context.models]
+        pages = page_routes(recent, curves, source.cluster, models=names)
         admin.routes.extend(pages)
         beside = [
             tasks.create_task(authenticator.watch()),

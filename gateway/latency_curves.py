@@ -42,7 +42,8 @@ class _Reading:
 
 
 class LatencyCurves:
-    """Owned by the event loop; `run` is a task of the gateway's."""
+    """Of each model, and of all together. Owned by the event loop; `run` is a task of the
+    gateway's."""
 
     def __init__(
         self,
@@ -51,11 +52,11 @@ class LatencyCurves:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._metrics = metrics  # of each model
-        self._recent = recent
-        self._clock = clock
-        self._readings: deque[_Reading] = deque([self._read()], maxlen=_WINDOW)
-        self._samples: deque[Sample] = deque(maxlen=_KEPT)
+        """`metrics` are those of each model."""
+        self._whole = _Curves(metrics, recent, None, clock)
+        self._of_model = {
+            each.model: _Curves([each], recent, each.model, clock) for each in metrics
+        }
 
     async def run(self) -> None:
         """Samples until it is cancelled."""
@@ -65,12 +66,48 @@ class LatencyCurves:
 
     def sample(self) -> None:
         """Takes down what the window up to now was like."""
+        for curves in (self._whole, *self._of_model.values()):
+            curves.sample()
+
+    def told(self, model: str | None = None) -> dict[str, Any]:
+        """As JSON has it: all samples of this model or of all together, the oldest first, and of
+        each model the last one, None before there is one. Raises KeyError for another model."""
+        curves = self._whole if model is None else self._of_model[model]
+        return {
+            "interval_s": INTERVAL_S,
+            "window_s": INTERVAL_S * _WINDOW,
+            "samples": [asdict(sample) for sample in curves.samples],
+            "models": {name: each.last() for name, each in self._of_model.items()},
+        }
+
+
+class _Curves:
+    """Of some models. `of` is the one whose requests count, None for those of all."""
+
+    def __init__(
+        self,
+        metrics: Sequence[RequestMetrics],
+        recent: RecentRequests,
+        of: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._metrics = metrics
+        self._recent = recent
+        self._of = of
+        self._clock = clock
+        self._readings: deque[_Reading] = deque([self._read()], maxlen=_WINDOW)
+        self.samples: deque[Sample] = deque(maxlen=_KEPT)
+
+    def last(self) -> dict[str, Any] | None:
+        return asdict(self.samples[-1]) if self.samples else None
+
+    def sample(self) -> None:
         now, then = self._read(), self._readings[0]
         self._readings.append(now)
         bounds = self._metrics[0].inter_token_s.bounds
         counts = [b - a for a, b in zip(then.itl_counts, now.itl_counts, strict=True)]
-        ttfts_s = sorted(self._recent.ttfts_s(then.at_s))
-        self._samples.append(
+        ttfts_s = sorted(self._recent.ttfts_s(then.at_s, self._of))
+        self.samples.append(
             Sample(
                 at=round(time.time(), 3),
                 ttft_p50_s=_quantile(ttfts_s, 0.5),
@@ -81,14 +118,6 @@ class LatencyCurves:
                 in_flight=int(sum(_value(each.in_flight) for each in self._metrics)),
             )
         )
-
-    def told(self) -> dict[str, Any]:
-        """As JSON has it, the oldest sample first."""
-        return {
-            "interval_s": INTERVAL_S,
-            "window_s": INTERVAL_S * _WINDOW,
-            "samples": [asdict(sample) for sample in self._samples],
-        }
 
     def _read(self) -> _Reading:
         return _Reading(
@@ -119,10 +148,6 @@ def histogram_quantile(bounds: Sequence[float], counts: Sequence[int], q: float)
 def _quantile(values: Sequence[float], q: float) -> float | None:
     """The nearest one of sorted values."""
     return values[min(len(values) - 1, int(q * len(values)))] if values else None
-
-
-def _added(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*counts, strict=True)))
 
 
 def _value(metric: Counter | Gauge) -> float:

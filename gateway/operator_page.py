@@ -4,7 +4,7 @@ The files of `gateway/page` are served as they are. They load nothing from elsew
 browser is told so.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/page/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
+    "/page/models.js": ("models.js", "text/javascript; charset=utf-8"),
     "/page/views.js": ("views.js", "text/javascript; charset=utf-8"),
     "/page/style.css": ("style.css", "text/css; charset=utf-8"),
 }
@@ -45,9 +46,12 @@ def page_routes(
     curves: LatencyCurves,
     cluster: Callable[[], Awaitable[dict[str, Any]]],
     *,
-    model: str,
+    models: Sequence[str],
 ) -> list[BaseRoute]:
-    """GET /, the page's files, /requests, /requests/ID, /latency and /cluster."""
+    """GET /, the page's files, /requests, /requests/ID, /latency and /cluster.
+
+    `models` are those that are served; /requests and /latency can be asked for one of them.
+    """
 
     def file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
         content = (_PAGE / name).read_bytes()
@@ -64,8 +68,11 @@ def page_routes(
         text = request.query_params.get("search", "")
         if len(text) > _MAX_SEARCH_CHARS:
             return _json({"error": f"search: at most {_MAX_SEARCH_CHARS} characters"}, 400)
-        found = recent.search(text, int(limit))
-        return _json({"requests": found, "kept": len(recent), "model": model})
+        model = request.query_params.get("model")
+        if model not in (None, *models):
+            return _unknown(models)
+        found = recent.search(text, int(limit), model)
+        return _json({"requests": found, "kept": len(recent), "models": models})
 
     async def one(request: Request) -> Response:
         wanted = request.path_params["id"]
@@ -79,7 +86,8 @@ def page_routes(
         return _json({"requests": found})
 
     async def latency(request: Request) -> Response:
-        return _json(curves.told())
+        model = request.query_params.get("model")
+        return _json(curves.told(model)) if model in (None, *models) else _unknown(models)
 
     async def whole(request: Request) -> Response:
         try:
@@ -94,6 +102,10 @@ def page_routes(
         Route("/latency", latency),
         Route("/cluster", whole),
     ]
+
+
+def _unknown(models: Sequence[str]) -> Response:
+    return _json({"error": f"model: must be one of {', '.join(models)}"}, 400)
 
 
 def _json(content: dict[str, Any], status: int = 200) -> JSONResponse:

@@ -28,6 +28,7 @@ class _Entry:
     words: str
     ended_s: float
     ttft_s: float | None
+    model: str | None
     encoded: bytes
 
     @property
@@ -73,26 +74,30 @@ class RecentRequests:
             ]
         return [entry.whole() for entry in same]
 
-    def search(self, text: str, limit: int) -> list[dict[str, Any]]:
-        """The latest that have every word of the text among what is told of them; no stages."""
+    def search(self, text: str, limit: int, model: str | None = None) -> list[dict[str, Any]]:
+        """The latest that have every word of the text among what is told of them; no stages.
+
+        Of this model's alone, where one is given.
+        """
         words = text.lower().split()
         found: list[dict[str, Any]] = []
         for entry in reversed(self._entries):
             if len(found) >= limit:
                 break
-            if all(word in entry.words for word in words):
+            if model in (None, entry.model) and all(word in entry.words for word in words):
                 told = entry.whole()
                 del told["stages"]
                 found.append(told)
         return found
 
-    def ttfts_s(self, since_s: float) -> list[float]:
-        """Times to the first token of what ended since then, by the monotonic clock."""
+    def ttfts_s(self, since_s: float, model: str | None = None) -> list[float]:
+        """Times to the first token of what ended since then, by the monotonic clock; of this
+        model's requests, where one is given."""
         found: list[float] = []
         for entry in reversed(self._entries):
             if entry.ended_s < since_s:
                 break
-            if entry.ttft_s is not None:
+            if entry.ttft_s is not None and model in (None, entry.model):
                 found.append(entry.ttft_s)
         return found
 
@@ -133,6 +138,7 @@ def _entry(record: RequestRecord, status: int | str) -> _Entry:
         words=" ".join((*known, *words)).lower(),
         ended_s=now_s,
         ttft_s=record.ttft_s,
+        model=record.model,
         encoded=json.dumps(told, separators=(",", ":")).encode(),
     )
 

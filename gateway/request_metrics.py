@@ -51,6 +51,11 @@ class RequestMetrics:
         self._tandem(vllm)
         self._vllm(vllm, buckets.token_counts(window))
 
+    @property
+    def model(self) -> str:
+        """Whose they are."""
+        return self._model
+
     @cached_property
     def of_unknown(self) -> "RequestMetrics":
         """Those of requests for models that are not served, without a model's name."""

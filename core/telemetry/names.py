@@ -98,7 +98,6 @@ class Attr(StrEnum):
     BYTES = "tandem.kv.bytes"
     GB_PER_S = "tandem.kv.gb_per_s"
     BY_LAYER = "tandem.kv.by_layer"
-    CHOICE = "tandem.choice"
     TOKENS = "tandem.tokens"
     TOKENS_BEFORE = "tandem.tokens_before"
     PREEMPTIONS = "tandem.preemptions"

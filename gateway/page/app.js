@@ -1,7 +1,10 @@
 // Asks the admin port every two seconds while somebody looks, and draws what it says.
-// What is searched and which request is open stand in the address: #search=TEXT&request=ID.
+// What is searched, which request is open and which model is chosen stand in the address:
+// #search=TEXT&request=ID&model=NAME.
 
-import { curve, legend, numbers, requestHead, requestRows, topology } from "./views.js";
+import { redraw } from "./dom.js";
+import { modelTable } from "./models.js";
+import { curve, legend, numbers, requestTable, topology } from "./views.js";
 
 const INTERVAL_MS = 2000;
 const TIMEOUT_MS = 5000;
@@ -11,6 +14,8 @@ const asked = new URLSearchParams(location.hash.slice(1));
 // The request whose waterfall is shown: its key, and what is told of it.
 let open = asked.has("request") ? { key: asked.get("request"), told: null } : null;
 let listed = [];
+// The model that all is shown of; null for all models.
+let chosen = asked.get("model");
 
 async function ask(path) {
   const response = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -19,23 +24,23 @@ async function ask(path) {
   return told;
 }
 
+function ofModel(model) {
+  return model === null ? {} : { model };
+}
+
 async function showRequests() {
-  const query = new URLSearchParams({ search: find("search").value, limit: "50" });
+  const of = chosen;
+  const query = new URLSearchParams({ search: find("search").value, limit: "50", ...ofModel(of) });
   const told = await ask(`/requests?${query}`);
+  if (of !== chosen) return;
   listed = told.requests;
-  find("model").textContent = told.model;
+  find("model").textContent = of ?? told.models.join(", ");
   find("found").textContent = `${listed.length} shown, ${told.kept} kept`;
   drawRequests();
 }
 
 function drawRequests() {
-  const focused = document.activeElement?.closest("#requests button")?.textContent;
-  const body = document.createElement("tbody");
-  body.append(...requestRows(listed, open, toggle));
-  find("requests").replaceChildren(requestHead(), body);
-  if (focused) {
-    [...find("requests").querySelectorAll("button")].find((b) => b.textContent === focused)?.focus();
-  }
+  redraw(find("requests"), requestTable(listed, open, toggle));
 }
 
 function toggle(key) {
@@ -57,6 +62,7 @@ function remember() {
   const told = new URLSearchParams();
   if (find("search").value) told.set("search", find("search").value);
   if (open) told.set("request", open.key);
+  if (chosen !== null) told.set("model", chosen);
   history.replaceState(null, "", told.size ? `#${told}` : location.pathname);
 }
 
@@ -69,14 +75,25 @@ function complain(errors) {
 }
 
 async function showCluster() {
-  const latency = await ask("/latency");
+  const of = chosen;
+  const latency = await ask(`/latency?${new URLSearchParams(ofModel(of))}`);
+  if (of !== chosen) return;
   find("curves").replaceChildren(
     curve("Time to first token", latency.samples, "ttft_p50_s", "ttft_p95_s"),
     curve("Between tokens", latency.samples, "itl_p50_s", "itl_p95_s"),
   );
   const cluster = await ask("/cluster");
-  find("numbers").replaceChildren(...numbers(cluster, latency));
-  find("topology").replaceChildren(...topology(cluster));
+  if (of !== chosen) return;
+  find("models-section").hidden = cluster.models.length < 2;
+  redraw(find("models"), modelTable(cluster, latency, of, choose));
+  find("numbers").replaceChildren(...numbers(cluster, latency, of));
+  find("topology").replaceChildren(...topology(cluster, of));
+}
+
+function choose(model) {
+  chosen = chosen === model ? null : model;
+  remember();
+  refresh();
 }
 
 async function refresh() {

@@ -20,6 +20,15 @@ function fill(made, { className, text, attributes, children }) {
   return made;
 }
 
+/** New children for an element; a button that had the keyboard's focus has it again. */
+export function redraw(parent, children) {
+  const within = parent.contains(document.activeElement);
+  const focused = within ? document.activeElement.textContent : null;
+  parent.replaceChildren(...children);
+  if (focused === null) return;
+  [...parent.querySelectorAll("button")].find((each) => each.textContent === focused)?.focus();
+}
+
 /** Seconds as people read them. */
 export function seconds(value) {
   if (value === null || value === undefined) return "–";

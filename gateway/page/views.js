@@ -14,12 +14,13 @@ export function legend() {
   );
 }
 
-/** The cluster in a few numbers. */
-export function numbers(cluster, latency) {
+/** The cluster in a few numbers, or what of it serves one model. */
+export function numbers(cluster, latency, model) {
   const last = latency.samples.at(-1) ?? {};
-  const placed = Object.values(cluster.placements ?? {}).reduce((sum, each) => sum + each, 0);
+  const of = cluster.models.find((each) => each.model === model) ?? cluster;
+  const placed = Object.values(of.placements).reduce((sum, each) => sum + each, 0);
   const told = [
-    ["in the queue", count(cluster.num_queued)],
+    ["in the queue", count(of.num_queued)],
     ["in flight", count(last.in_flight)],
     ["placed so far", count(placed)],
     ["tokens a second", count(last.tokens_per_s)],
@@ -33,16 +34,20 @@ export function numbers(cluster, latency) {
   );
 }
 
-/** Gateways and scheduler, then the two pools. */
-export function topology(cluster) {
+/** Gateways and scheduler, then the two pools: of all models, or of one. */
+export function topology(cluster, model) {
   const others = (cluster.scrape_targets ?? []).filter(
     (target) => target.role === "gateway" || target.role === "scheduler",
   );
-  const pool = (role) => cluster.workers.filter((worker) => worker.role === role);
+  const several = cluster.models.length > 1;
+  const pool = (role) =>
+    cluster.workers
+      .filter((each) => each.role === role && (model === null || each.model === model))
+      .map((each) => worker(each, several));
   return [
     column("Gateway and scheduler", others.map(process)),
-    column("Prefill", pool("prefill").map(worker)),
-    column("Decode", pool("decode").map(worker)),
+    column("Prefill", pool("prefill")),
+    column("Decode", pool("decode")),
   ];
 }
 
@@ -64,7 +69,7 @@ function process(target) {
   });
 }
 
-function worker(told) {
+function worker(told, namesModel) {
   const [name] = told.worker.split("/");
   const facts = [`${told.num_running} running`, `${told.num_waiting} waiting`];
   if (told.num_preempted) facts.push(`${told.num_preempted} preempted`);
@@ -77,6 +82,7 @@ function worker(told) {
     attributes: { title: told.worker },
     children: [
       title,
+      ...(namesModel ? [element("p", { className: "quiet", text: told.model })] : []),
       bar(told.blocks, told.num_blocks),
       element("p", { className: "quiet", text: blocksInWords(told) }),
       element("p", { className: "quiet", text: facts.join(" · ") }),
@@ -109,7 +115,7 @@ function bar(blocks, total) {
 
 const WIDTH = 600;
 const HEIGHT = 160;
-const EDGE = { left: 52, right: 8, top: 8, bottom: 20 };
+const EDGE = { left: 60, right: 8, top: 8, bottom: 20 };
 
 /** Two percentiles over time. */
 export function curve(title, samples, median, tail) {
@@ -194,10 +200,28 @@ function niceLimit(value) {
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= value);
 }
 
-/** The rows of the table; `open` is the id of the request whose waterfall is shown. */
-export function requestRows(requests, open, toggle) {
+/** The head and the rows of the table; `open` has the key of the request whose waterfall is shown,
+    which stands first where later ones have pushed it off the list. */
+export function requestTable(requests, open, toggle) {
+  const off = open?.told && !requests.some((told) => keyOf(told) === open.key);
+  const body = requestRows(off ? [open.told, ...requests] : requests, open, toggle);
+  const head = COLUMNS.map((text) => element("th", { text, attributes: { scope: "col" } }));
+  return [
+    element("thead", { children: [element("tr", { children: head })] }),
+    element("tbody", { children: body }),
+  ];
+}
+
+const COLUMNS = ["When", "Request", "Model", "Outcome", "TTFT", "Whole", "Prompt", "Answer", "Where"];
+
+/** What a request is opened by. */
+function keyOf(told) {
+  return told.job ?? told.request_id;
+}
+
+function requestRows(requests, open, toggle) {
   return requests.flatMap((told) => {
-    const key = told.job ?? told.request_id;
+    const key = keyOf(told);
     const isOpen = open?.key === key;
     const rows = [row(told, key, isOpen, toggle)];
     if (isOpen) {
@@ -209,26 +233,19 @@ export function requestRows(requests, open, toggle) {
   });
 }
 
-const COLUMNS = ["When", "Request", "Outcome", "TTFT", "Whole", "Prompt", "Answer", "Where"];
-
-/** The head of the table. */
-export function requestHead() {
-  const cells = COLUMNS.map((text) => element("th", { text, attributes: { scope: "col" } }));
-  return element("thead", { children: [element("tr", { children: cells })] });
-}
-
 function row(told, key, isOpen, toggle) {
   const button = element("button", {
-    text: told.job ?? told.request_id,
-    attributes: { type: "button", "aria-expanded": String(isOpen) },
+    text: key,
+    attributes: { type: "button", title: key, "aria-expanded": String(isOpen) },
   });
   button.addEventListener("click", () => toggle(key));
   const bad = told.outcome !== "answered";
   const cached = told.cached_tokens ? ` (${count(told.cached_tokens)} cached)` : "";
-  const workers = told.processes.filter((each) => each !== "gateway" && each !== "scheduler");
+  const at = (role) => told.processes.filter((each) => each.startsWith(`${role}-`));
   const cells = [
     new Date(told.began_at * 1000).toLocaleTimeString(),
     button,
+    told.model ?? "–",
     element("span", {
       className: bad ? "badge warning" : "badge",
       text: told.reason ? `${told.outcome}: ${told.reason}` : told.outcome,
@@ -237,7 +254,7 @@ function row(told, key, isOpen, toggle) {
     seconds(told.duration_s),
     `${count(told.prompt_tokens)}${cached}`,
     count(told.completion_tokens),
-    workers.join(", "),
+    [...at("prefill"), ...at("decode")].join(" → ") || "–",
   ];
   return element("tr", {
     children: cells.map((child) => element("td", { children: [child] })),

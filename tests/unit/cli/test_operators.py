@@ -88,6 +88,7 @@ def worker(name, **fields):
     return {
         "worker": f"{name}/abcd",
         "role": name.partition("-")[0],
+        "model": "m",
         "num_blocks": 100,
         "blocks": {"free": 60, "owned": 30, "cached": 10},
         "num_running": 2,
@@ -100,6 +101,19 @@ def worker(name, **fields):
     } | fields
 
 
+def model(name, **fields):
+    return {
+        "model": name,
+        "ready": True,
+        "reason": "",
+        "prefill": 1,
+        "decode": 1,
+        "num_queued": 0,
+        "num_placed": 0,
+        "placements": {},
+    } | fields
+
+
 def snapshot(sent=10**9):
     counters = {"shm_bytes_sent": sent, "shm_busy_us": 10**6, "shm_pairings": 1}
     cluster = {
@@ -107,7 +121,15 @@ def snapshot(sent=10**9):
         "num_placed": 3,
         "placements": {"disaggregated": 40, "local": 2},
         "scrape_targets": [],
-        "workers": [worker("decode-0", draining=True), worker("prefill-0", counters=counters)],
+        "models": [
+            model("m", num_queued=7, placements={"disaggregated": 40, "local": 2}),
+            model("other", ready=False, reason="no decode worker", prefill=0, decode=0),
+        ],
+        "workers": [
+            worker("prefill-9", model="other"),
+            worker("decode-0", draining=True),
+            worker("prefill-0", counters=counters),
+        ],
     }
     sample = {
         "at": 1.0,
@@ -118,7 +140,8 @@ def snapshot(sent=10**9):
         "tokens_per_s": 99.5,
         "in_flight": 3,
     }
-    return Snapshot(cluster=cluster, latencies={"gateway": {"samples": [sample]}})
+    latency = {"samples": [sample], "models": {"m": sample, "other": None}}
+    return Snapshot(cluster=cluster, latencies={"gateway": latency})
 
 
 def test_a_pool_is_drawn_by_state_and_nothing_of_it_is_hidden():
@@ -154,14 +177,14 @@ async def test_the_screen_shows_the_cluster_and_says_when_it_is_away():
     app = TopApp(source, "http://x", interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         assert "queue 7" in str(app.query_one("#head").content)
-        prefill, decode = shown(app, "workers")
-        assert prefill[0] == "prefill-0" and prefill[2:7] == ["40/100", "2", "1", "0", "1,234"]
+        prefill, decode, _ = shown(app, "workers")
+        assert prefill[0] == "prefill-0" and prefill[3:8] == ["40/100", "2", "1", "0", "1,234"]
         assert decode[-1] == "draining"
-        assert shown(app, "gateways")[0][1:3] == ["250.0 ms", "-"]
+        assert shown(app, "gateways")[0][1:4] == ["m", "250.0 ms", "-"]
         source.away = True
         await app.look()
         assert "no admin server at [here]" in str(app.query_one("#trouble").content)
-        assert len(shown(app, "workers")) == 2  # the last that was known stays
+        assert len(shown(app, "workers")) == 3  # the last that was known stays
         await pilot.press("p")
         source.away = False
         await app.look()
@@ -171,6 +194,22 @@ async def test_the_screen_shows_the_cluster_and_says_when_it_is_away():
         assert str(app.query_one("#trouble").content) == ""
         await pilot.press("q")
     assert app.return_code == 0
+
+
+async def test_every_model_has_rows_of_its_own():
+    app = TopApp(Source(), "http://x", interval_s=60)
+    async with app.run_test(size=(120, 40)):
+        assert shown(app, "models") == [
+            ["m", "ready", "1", "1", "7", "0", "40", "2"],
+            ["other", "no decode worker", "0", "0", "0", "0", "0", "0"],
+        ]
+        assert [row[:2] for row in shown(app, "workers")] == [
+            ["prefill-0", "m"],
+            ["decode-0", "m"],
+            ["prefill-9", "other"],
+        ]
+        assert [row[1] for row in shown(app, "gateways")] == ["m", "other"]
+        assert shown(app, "gateways")[1][2:] == ["-", "-", "-", "-", "0.0", "0"]
 
 
 def client(answers):

@@ -31,8 +31,9 @@ def recent():
 
 @pytest.fixture
 async def admin(recent):
-    curves = LatencyCurves([unread_metrics("m", TelemetryConfig())], recent)
-    app = Starlette(routes=page_routes(recent, curves, no_cluster, model="m"))
+    models = ["m", "other"]
+    curves = LatencyCurves([unread_metrics(name, TelemetryConfig()) for name in models], recent)
+    app = Starlette(routes=page_routes(recent, curves, no_cluster, models=models))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
         yield client
@@ -62,9 +63,12 @@ async def test_every_file_of_the_page_is_served_and_refers_to_nothing_else(admin
 
 
 async def test_requests_are_listed_searched_and_found(admin, recent):
-    recent.add(RequestRecord(request_id="mine-1", job="chatcmpl-1", operation="chat"), 200)
+    mine = RequestRecord(request_id="mine-1", job="chatcmpl-1", operation="chat", model="m")
+    recent.add(mine, 200)
     listed = (await admin.get("/requests")).json()
-    assert (listed["kept"], listed["model"]) == (1, "m")
+    assert (listed["kept"], listed["models"]) == (1, ["m", "other"])
+    assert (await admin.get("/requests?model=m")).json()["requests"] == listed["requests"]
+    assert (await admin.get("/requests?model=other")).json()["requests"] == []
     assert (await admin.get("/requests?search=nothing")).json()["requests"] == []
     (found,) = (await admin.get("/requests/mine-1")).json()["requests"]
     assert found["job"] == "chatcmpl-1" and found["stages"] == []
@@ -78,6 +82,12 @@ async def test_requests_are_listed_searched_and_found(admin, recent):
 async def test_a_query_out_of_bounds_is_refused_by_name(admin, query, named):
     answer = await admin.get(f"/requests?{query}")
     assert answer.status_code == 400 and answer.json()["error"].startswith(named)
+
+
+@pytest.mark.parametrize("path", ["/requests", "/latency"])
+async def test_a_model_that_is_not_served_is_refused_by_name(admin, path):
+    answer = await admin.get(f"{path}?model=another")
+    assert (answer.status_code, answer.json()) == (400, {"error": "model: must be one of m, other"})
 
 
 async def test_a_scheduler_that_is_away_is_said_to_be(admin):

@@ -63,6 +63,8 @@ def test_a_search_wants_every_word_and_gives_the_latest_first(recent):
     assert jobs(recent.search("", 1)) == ["chatcmpl-two"]
     assert recent.search("decode-1", 10) == []
     assert "stages" not in recent.search("", 1)[0]
+    assert recent.search("", 10, model="m") == recent.search("", 10)
+    assert recent.search("", 10, model="other") == []
 
 
 def test_the_oldest_are_forgotten_past_the_number_and_past_the_bytes():

@@ -22,6 +22,7 @@ from core.metrics.vllm import Labelled
 from core.metrics.worker import WorkerCollector, WorkerMetrics
 from core.store.lease import Candidate, MemoryLeases
 from core.store.redis_link import RedisLink
+from core.telemetry.names import Attr, Event, Operation, SpanName
 from core.tickets import Tickets
 from deploy.dashboards.generate import BOARDS, FOLDER, as_json
 from gateway.cluster_metrics import ClusterCollector as GatewayCollector
@@ -117,6 +118,40 @@ def test_every_metric_is_on_the_page_and_no_other(told: set[str]):
     rows = re.findall(r"^\| `([a-z0-9_:]+)` \|", PAGE.read_text(), re.MULTILINE)
     shown = [name for name in rows if OURS.fullmatch(name)]
     assert sorted(shown) == sorted(told)
+
+
+def _first_cells(heading: str) -> list[str]:
+    """Of the rows of the page's table that begins with this."""
+    table = PAGE.read_text().split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [row.split("|")[1] for row in table.splitlines()[2:]]
+
+
+def _quoted(cells: list[str]) -> set[str]:
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_span_and_event_is_on_the_page_and_no_other():
+    served = {f"{operation} MODEL" for operation in Operation}
+    assert _quoted(_first_cells("Span")) == served | set(SpanName)
+    assert _quoted(_first_cells("Event")) == set(Event)
+
+
+def test_every_attribute_is_on_the_page_and_no_other():
+    """A name that begins with a dot goes on from the one before it."""
+    shown = set()
+    for cell in _first_cells("Attribute"):
+        names = re.findall(r"`([^`]+)`", cell)
+        shown |= {names[0], *(_continued(names[0], name) for name in names[1:])}
+    assert shown == set(Attr)
+
+
+def _continued(first: str, name: str) -> str:
+    """`gen_ai.request.model` and `.top_k` are `gen_ai.request.top_k`."""
+    if not name.startswith("."):
+        return name
+    parts = first.split(".")
+    found = [".".join(parts[:n]) + name for n in range(len(parts) - 1, 0, -1)]
+    return next((each for each in found if each in set(Attr)), name)
 
 
 @pytest.mark.parametrize("make", [_worker, _scheduler, _gateway])
