@@ -28,6 +28,7 @@ from core.store.connect import connect, leases_in
 from core.tickets import load_secret
 
 _GRACE_S = 1.0
+_KNOWN_WITHIN_S = 10.0
 
 
 class Desk(WorkerState, Leaver, Protocol):
@@ -128,8 +129,11 @@ async def serve_worker(
             running.append(tasks.create_task(watch_leader(leases, registration.leader_heard)))
         await server.start()
         admin.health.started()
+        # Whoever hears that the cluster serves finds this worker in it. A scheduler that is away,
+        # or does not take the worker, is no reason to start it again.
+        await _any_of(stop, drain.asked, registration.known, timeout_s=_KNOWN_WITHIN_S)
         context.mark_ready()
-        await _either(stop, drain.asked)
+        await _any_of(stop, drain.asked)
         await drain.run()
         await stop.wait()
         await rpc.stop_server(server, _GRACE_S)
@@ -138,10 +142,10 @@ async def serve_worker(
     await on_drained()
 
 
-async def _either(*events: asyncio.Event) -> None:
+async def _any_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
     waits = [asyncio.create_task(each.wait()) for each in events]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for each in waits:
             each.cancel()

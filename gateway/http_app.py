@@ -88,7 +88,7 @@ def create_app(
         ("/healthz", routes.healthz),
         ("/readyz", routes.readyz),
     ):
-        app.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
+        app.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_class=Response)
     return app
 
 

@@ -274,6 +274,16 @@ async def test_health_and_readiness(http, api):
     assert (await waiting.get("/healthz")).status == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version", "/v1/models"])
+async def test_what_is_read_can_be_probed_by_head(http, path):
+    """Some load balancers ask so, and see the status that GET has."""
+    asked, probed = await http.get(path), await http.send("HEAD", path, [b""])
+    assert (probed.status, probed.headers["content-length"]) == (
+        asked.status,
+        asked.headers["content-length"],
+    )
+
+
 async def test_the_api_describes_itself(http):
     document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models"}
