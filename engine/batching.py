@@ -8,6 +8,10 @@ from engine.sequence import Sequence, SequenceKey
 # Of the tokens that a step has for prompts, this share is for short ones that would else wait
 # behind a long one. The long one keeps the rest, so neither waits without end.
 SHORT_PROMPT_SHARE = 0.25
+# Of a step's tokens, one part in so many is for prompts of tenants that step back, but at least so
+# many: another's prompt that comes while the step is computed waits for no more than that.
+BEHIND_PART = 10
+BEHIND_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +76,18 @@ class StepPlan:
 
 
 def plan_step(
-    sequences: Iterable[Sequence], budget: StepBudget, blocks: BlockBudget | None = None
+    sequences: Iterable[Sequence],
+    budget: StepBudget,
+    blocks: BlockBudget | None = None,
+    *,
+    behind: frozenset[str] = frozenset(),
 ) -> StepPlan:
     """Chooses the chunks of the next step. `sequences` come in the order of their arrival.
 
     Sequences that are decoding go first, so that a long prompt delays no answer that has begun;
     prompts share what is left: a quarter for short ones, the rest first come, first served, the
-    last of them in part. Without `blocks` every sequence has all that it needs.
+    last of them in part. Prompts of the tenants in `behind` are read only in steps where nobody
+    else's wait, and a little at a time. Without `blocks` every sequence has all that it needs.
 
     Where blocks run out, the sequence that came last gives up its own and computes its tokens again
     once there is room: those who came first always get on. A plan is empty only where no sequence
@@ -106,6 +115,13 @@ def plan_step(
     tokens_left = budget.max_tokens - len(items)
     if budget.max_prompt_tokens is not None:
         tokens_left = min(tokens_left, budget.max_prompt_tokens)
+    if behind and prompts:
+        before = [each for each in prompts if each.cache_salt not in behind]
+        if before:
+            prompts = before
+        else:
+            piece = max(BEHIND_TOKENS, budget.max_tokens // BEHIND_PART)
+            tokens_left = min(tokens_left, piece)
     items += _share_out(prompts[: budget.max_seqs - len(items)], tokens_left)
     return StepPlan(
         items=tuple(items),
@@ -113,6 +129,16 @@ def plan_step(
         grown=tuple((each.key, n) for each, n in supply.grown.items()),
         resumed=tuple(supply.resumed),
     )
+
+
+def num_before(prompts: Iterable[Sequence], behind: frozenset[str] = frozenset()) -> int:
+    """Of the prompt whose turn is next, the tokens that are computed already; 0 where none is."""
+    first: Sequence | None = None
+    for each in prompts:
+        if each.cache_salt not in behind:
+            return each.num_computed_tokens
+        first = first or each
+    return first.num_computed_tokens if first is not None else 0
 
 
 def _share_out(prompts: list[Sequence], tokens: int) -> list[ScheduledChunk]:

@@ -15,7 +15,14 @@ from typing import Protocol, TypeVar
 from core.block_hash import BlockHasher
 from core.errors import Internal, TandemError
 from core.messages import StopReason, TokenLogprobs
-from engine.batching import BlockBudget, ScheduledChunk, StepBudget, StepPlan, plan_step
+from engine.batching import (
+    BlockBudget,
+    ScheduledChunk,
+    StepBudget,
+    StepPlan,
+    num_before,
+    plan_step,
+)
 from engine.block_manager import BlockManager, OutOfBlocks
 from engine.grammar import GrammarCompiler, Matcher
 from engine.pacing import StepPacer
@@ -29,6 +36,7 @@ from engine.step_batch import (
     build_batch,
 )
 from engine.stopping import stop_reason
+from engine.turns import ReadingTurns
 
 T = TypeVar("T")
 
@@ -115,6 +123,7 @@ class Engine:
         self._on_step = on_step
         self._on_error = on_error
         self._layer_tap = layer_tap
+        self._turns = ReadingTurns()
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._wake = asyncio.Event()
         self._in_flight: frozenset[SequenceKey] = frozenset()
@@ -234,21 +243,17 @@ class Engine:
     def _plan(self) -> StepPlan:
         now_s = time.monotonic()
         since_s, self._waiting_since_s = self._waiting_since_s, None
+        ready = [each for each in self._sequences.values() if each.is_ready]
+        reading = [each for each in ready if not each.is_decoding]
+        behind = self._turns.behind((each.cache_salt for each in reading), now_s=now_s)
         prompt_tokens = self.pacer.max_prompt_tokens(
             self.num_decoding,
-            num_before=self._num_before(),
+            num_before=num_before(reading, behind),
             waited_s=now_s - since_s if since_s is not None else 0.0,
         )
         budget = replace(self._budget, max_prompt_tokens=prompt_tokens)
         blocks = BlockBudget(num_available=self._blocks.num_available, block_size=self._block_size)
-        ready = [each for each in self._sequences.values() if each.is_ready]
-        return plan_step(ready, budget, blocks)
-
-    def _num_before(self) -> int:
-        """Of the prompt whose turn is next, the tokens that are computed already."""
-        reading = (each for each in self._sequences.values() if not each.is_decoding)
-        first = next(reading, None)
-        return first.num_computed_tokens if first is not None else 0
+        return plan_step(ready, budget, blocks, behind=behind)
 
     def _find_blocks(self, plan: StepPlan) -> None:
         """Moves blocks between the sequences as the plan says; no step is under way."""
@@ -342,10 +347,11 @@ class Engine:
     def _learn(self, plan: StepPlan, taken: dict[SequenceKey, Sequence], compute_s: float) -> None:
         num_decodes = sum(1 for each in taken.values() if each.is_decoding)
         num_prompt_tokens = plan.num_tokens - num_decodes
-        num_pairs = sum(
-            chunk.num_tokens * (chunk.start + chunk.num_tokens / 2)
-            for chunk in plan.items
-            if not taken[chunk.key].is_decoding
+        read = [chunk for chunk in plan.items if not taken[chunk.key].is_decoding]
+        num_pairs = sum(chunk.num_tokens * (chunk.start + chunk.num_tokens / 2) for chunk in read)
+        self._turns.observe(
+            ((taken[chunk.key].cache_salt, chunk.num_tokens) for chunk in read),
+            now_s=time.monotonic(),
         )
         self.pacer.observe(
             num_decodes=num_decodes,

@@ -122,7 +122,7 @@ class Slate:
         measured = view.measured
         self.prefill_speed = measured.prefill_speed
         self.reader_speed = measured.reader_speed
-        # Who takes another prompt now.
+        # Who takes another prompt now, of anybody or of a guest.
         by_s = now_s + WINDOW_S
         self._open_prefills = {
             name
@@ -139,11 +139,36 @@ class Slate:
             and not each.num_preempted
             and self._is_open(each)
         }
+        self._guest_prefills, self._guest_readers = self._open_prefills, self._open_readers
+        if view.greedy:
+            self._guest_prefills = {
+                name for name, each in self.prefills.items() if self._is_open_to_guests(each)
+            }
+            self._guest_readers = {
+                each.name
+                for each in self.readers
+                if not each.num_preempted and self._is_open_to_guests(each)
+            }
 
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody takes another prompt now: else nothing at all can be placed."""
-        return self.num_left > 0 and bool(self._open_prefills or self._open_readers)
+    def is_open_to(self, waiting: Waiting) -> bool:
+        """Whether anybody takes its prompt now: else it cannot be placed, whatever it is."""
+        if self.is_guest(waiting):
+            return bool(self._guest_prefills or self._guest_readers)
+        return bool(self._open_prefills or self._open_readers)
+
+    def is_guest(self, waiting: Waiting) -> bool:
+        """Whether others hold more than their share, and its tenant does not.
+
+        Workers read its prompt before theirs, so that only other guests' are before it.
+        """
+        return bool(self.view.greedy) and waiting.tenant not in self.view.greedy
+
+    def _is_open_to_guests(self, worker: WorkerView) -> bool:
+        return (
+            worker.num_seqs < worker.max_seqs
+            and worker.guest_backlog_tokens < BACKLOG_STEPS * worker.max_step_tokens
+            and worker.guest_busy_until_s - self.now_s < WINDOW_S
+        )
 
     def _is_open(self, worker: WorkerView) -> bool:
         if worker.backlog_tokens >= BACKLOG_STEPS * worker.max_step_tokens:
@@ -152,6 +177,12 @@ class Slate:
             return worker.busy_until_s - self.now_s < WINDOW_S
         best = self.reader_speed if worker.local_prefill else self.prefill_speed
         return backlog_s(worker, best, self.now_s) < WINDOW_S
+
+    def _all_backlog_s(self, option: Option) -> float:
+        """Until the option's reader has read everybody's prompts."""
+        if option.prefill is None:
+            return backlog_s(self.decodes[option.decode.name], self.reader_speed, self.now_s)
+        return backlog_s(self.prefills[option.prefill.name], self.prefill_speed, self.now_s)
 
     def glance(self, waiting: Waiting) -> "Glance | None":
         """What reading costs at the least busy decode worker that takes prompts now."""
@@ -174,7 +205,11 @@ class Slate:
         self.num_left -= 1
         rules = self.view.rules
         decode = self.decodes[option.decode.name]
+        guest_busy_until_s: float | None = None
         busy_until_s = self.now_s + option.backlog_s + option.read_s
+        if self.is_guest(waiting):
+            guest_busy_until_s = busy_until_s
+            busy_until_s = self.now_s + self._all_backlog_s(option) + option.read_s
         if option.prefill is None:
             decode = charge_decode(
                 decode,
@@ -182,20 +217,26 @@ class Slate:
                 waiting,
                 unread_tokens=waiting.prompt_tokens,
                 busy_until_s=busy_until_s,
+                guest_busy_until_s=guest_busy_until_s,
             )
         else:
             prefill = charge_prefill(
                 self.prefills[option.prefill.name],
                 waiting.prompt_tokens,
                 busy_until_s=busy_until_s,
+                guest_busy_until_s=guest_busy_until_s,
             )
             self.prefills[prefill.name] = prefill
             if prefill.num_seqs >= prefill.max_seqs or not self._is_open(prefill):
                 self._open_prefills.discard(prefill.name)
+            if not self._is_open_to_guests(prefill):
+                self._guest_prefills.discard(prefill.name)
             decode = charge_decode(decode, rules, waiting)
         self.decodes[decode.name] = decode
         if decode.num_seqs >= decode.max_seqs or not self._is_open(decode):
             self._open_readers.discard(decode.name)
+        if not self._is_open_to_guests(decode):
+            self._guest_readers.discard(decode.name)
 
     def choose(self, waiting: Waiting, excluded: frozenset[str] = frozenset()) -> Choice | None:
         """Where the request goes, or for whom it waits; None where no decode worker has room."""
@@ -210,7 +251,8 @@ class Slate:
             return Choice(option=reader, other=pair, waits=False, num_candidates=count)
         if pair is None or pair.prefill is None:
             return None
-        waits = pair.prefill.name not in self._open_prefills
+        is_open = self._guest_prefills if self.is_guest(waiting) else self._open_prefills
+        waits = pair.prefill.name not in is_open
         return Choice(option=pair, other=reader, waits=waits, num_candidates=count)
 
     def choose_reader(self, waiting: Waiting) -> Choice | None:
@@ -262,6 +304,7 @@ class Slate:
     ) -> tuple[Option | None, int]:
         """The best pair with room, whose prefill worker may be busy, and how many were compared."""
         prompt, now_s, best = waiting.prompt_tokens, self.now_s, self.prefill_speed
+        is_guest = self.is_guest(waiting)
         readings: list[tuple[float, str, float, float, int, WorkerView]] = []
         # When the first of them would have read it and sent all of it.
         soonest_s = math.inf
@@ -270,7 +313,7 @@ class Slate:
             if decode.compatibility not in kinds:
                 kinds.append(decode.compatibility)
         for name, worker in self.prefills.items():
-            busy_s = worker.busy_until_s
+            busy_s = worker.guest_busy_until_s if is_guest else worker.busy_until_s
             if busy_s is None:
                 waits_s = backlog_s(worker, best, now_s)
             else:
@@ -316,21 +359,22 @@ class Slate:
         self, waiting: Waiting, roomy: list[tuple[float, WorkerView]], cached: Mapping[str, int]
     ) -> tuple[Option | None, int]:
         """The best decode worker that takes a prompt now, and how many do."""
-        if not self._open_readers:
+        is_guest = self.is_guest(waiting)
+        open_readers = self._guest_readers if is_guest else self._open_readers
+        if not open_readers:
             return None, 0
         prompt, best, now_s = waiting.prompt_tokens, self.reader_speed, self.now_s
         answer = self.view.expected_answer_tokens(waiting)
         # (cost, sequences, blocks taken, name) decides; the rest is what it was made of.
         chosen: tuple[float, int, int, str, float, float, float, int, WorkerView] | None = None
         count = 0
-        open_readers = self._open_readers
         least = math.inf
         for decoding_s, worker in roomy:
             name = worker.name
             if name not in open_readers:
                 continue
             count += 1
-            busy_s = worker.busy_until_s
+            busy_s = worker.guest_busy_until_s if is_guest else worker.busy_until_s
             if busy_s is None:
                 waits_s = backlog_s(worker, best, now_s)
             else:
@@ -343,6 +387,9 @@ class Slate:
             else:
                 found = 0
             reads_s = read_s(worker, prompt, found, best)
+            if is_guest:
+                # Its steps are full of others' answers, which nobody's backlog tells a guest of.
+                reads_s *= max(1.0, worker.pace)
             lateness_s = decoding_s + stall_lateness_s(worker, prompt, found, answer)
             score = waits_s + reads_s + lateness_s
             if score > least:

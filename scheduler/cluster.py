@@ -28,6 +28,15 @@ def _nobody_hears(command: Turn | HandOver) -> object:
     """The worker has no stream, as where the policy is run without the service."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A prompt that a worker is yet to read. `guest`: its tenant held no more than its share."""
+
+    tokens: int
+    takes_s: float
+    guest: bool
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """A registered worker, and what is placed on it."""
@@ -39,9 +48,12 @@ class Member:
     # Charged: blocks, sequences, and prompts that are not read yet, each with its seconds.
     num_blocks: int = 0
     num_seqs: int = 0
-    unread: dict[TransferId, tuple[int, float]] = field(default_factory=dict)
+    unread: dict[TransferId, Unread] = field(default_factory=dict)
     backlog_tokens: int = 0
     busy_until_s: float = 0.0
+    # The same two of those that are guests.
+    guest_backlog_tokens: int = 0
+    guest_busy_until_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
     # Blocks of placements since the last report: they are not in it.
     unreported: dict[TransferId, int] = field(default_factory=dict)
@@ -83,6 +95,9 @@ class Member:
             max_step_tokens=hello.max_step_tokens,
             backlog_tokens=self.backlog_tokens,
             busy_until_s=self.busy_until_s if self.unread else 0.0,
+            guest_backlog_tokens=self.guest_backlog_tokens,
+            guest_busy_until_s=self.guest_busy_until_s if self.guest_backlog_tokens else 0.0,
+            pace=self.pace.factor,
             prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
             local_prefill=hello.local_prefill,
             num_preempted=load.num_preempted if load else 0,
@@ -118,6 +133,8 @@ class Cluster:
         self.answers = AnswerLength()
         # Answers that each tenant has running.
         self.num_running: dict[str, int] = {}
+        # Tenants that held more than their share at the last view.
+        self._greedy: frozenset[str] = frozenset()
         self._kinds: dict[Compatibility, Compatibility] = {}
         # None: to be worked out again.
         self._measured: Measured | None = None
@@ -159,6 +176,7 @@ class Cluster:
         self, *, drain_per_s: float = 0.0, greedy: frozenset[str] = frozenset()
     ) -> ClusterView:
         """What the policy decides on; the queue's speed and who is greedy are the desk's to say."""
+        self._greedy = greedy
         prefills: list[WorkerView] = []
         decodes: list[WorkerView] = []
         for member in self.members.values():
@@ -278,9 +296,13 @@ class Cluster:
         held.placed_s = now_s
         held.expected_s = read_s(view, holding.prompt_tokens, cached_tokens, best)
         takes_s = held.expected_s * member.pace.factor
-        member.unread[holding.transfer] = (holding.prompt_tokens, takes_s)
+        guest = holding.tenant not in self._greedy
+        member.unread[holding.transfer] = Unread(holding.prompt_tokens, takes_s, guest)
         member.backlog_tokens += holding.prompt_tokens
         member.busy_until_s = max(member.busy_until_s, now_s) + takes_s
+        if guest:
+            member.guest_backlog_tokens += holding.prompt_tokens
+            member.guest_busy_until_s = max(member.guest_busy_until_s, now_s) + takes_s
         member.view = None
 
     def view_of(self, member: Member) -> WorkerView:
@@ -306,12 +328,19 @@ class Cluster:
             return
         member, blocks, seqs = held.reader
         held.reader = None
-        tokens, _ = member.unread.pop(held.holding.transfer)
+        read = member.unread.pop(held.holding.transfer)
         member.num_blocks -= blocks
         member.num_seqs -= seqs
-        member.backlog_tokens -= tokens
+        member.backlog_tokens -= read.tokens
+        if read.guest:
+            member.guest_backlog_tokens -= read.tokens
         # Never more than what is left; where the worker is late, all of that from now on.
-        left_s = sum(seconds for _, seconds in member.unread.values())
+        left_s = guests_s = 0.0
+        for each in member.unread.values():
+            left_s += each.takes_s
+            guests_s += each.takes_s if each.guest else 0.0
         if not now_s <= member.busy_until_s <= now_s + left_s:
             member.busy_until_s = now_s + left_s
+        if not now_s <= member.guest_busy_until_s <= now_s + guests_s:
+            member.guest_busy_until_s = now_s + guests_s
         member.view = None

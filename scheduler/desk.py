@@ -321,9 +321,11 @@ class SchedulerDesk:
         soonest_s = now_s + _TICK_S
         if self._queue:
             for member in self.cluster.members.values():
-                free_s = member.busy_until_s - WINDOW_S
-                if member.unread and now_s < free_s < soonest_s:
-                    soonest_s = free_s
+                if not member.unread:
+                    continue
+                for busy_s in (member.busy_until_s, member.guest_busy_until_s):
+                    if now_s < busy_s - WINDOW_S < soonest_s:
+                        soonest_s = busy_s - WINDOW_S
         return soonest_s
 
     def _refuse_if_nobody_comes(self, view: ClusterView) -> None:

@@ -9,8 +9,9 @@ when somebody has time to read its prompt *and* a decode worker has room for its
 `scheduler.choice` says who. Binding is late: while the best reader is busy, the request waits, so
 that the order can still change. The head of the queue is overtaken only by those who take nothing
 from it: while it waits for other workers than it was lost with; while its tenant has more than its
-share, by tenants that have not; and while it waits for a prefill worker, by those whose prompts
-decode workers read sooner, with the head's own room kept. So nobody starves.
+share, by guests, which are those of tenants that have not, and whose prompts workers read first
+(`engine.turns`); and while it waits for a prefill worker, by those whose prompts decode workers
+read sooner, with the head's own room kept. So nobody starves.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,13 +99,15 @@ def _in_order(
 def _serve(slate: Slate, queue: Iterator[Waiting], decisions: list[Decision]) -> bool:
     """Decides on the queue from its head on, until one must wait.
 
-    True where that one waits only because its tenant has more than its share already.
+    True where that one's tenant has more than its share already: guests may go on before it.
     """
     view, now_s = slate.view, slate.now_s
     decided = {decision.transfer for decision in decisions}
     for waiting in queue:
-        if not slate.is_open:
+        if slate.num_left <= 0:
             return False
+        if not slate.is_open_to(waiting):
+            return waiting.tenant in view.greedy
         if waiting.deadline_s <= now_s or waiting.transfer in decided:
             continue
         if (reason := _never_fits(slate, waiting)) is not None:
@@ -119,7 +122,7 @@ def _serve(slate: Slate, queue: Iterator[Waiting], decisions: list[Decision]) ->
             return waiting.tenant in view.greedy
         if choice.waits:
             _read_elsewhere(slate, choice, waiting, queue, decisions)
-            return False
+            return waiting.tenant in view.greedy
         if is_late(view, waiting, choice.option.ttft_s, now_s):
             decisions.append(_too_late(waiting))
             continue
@@ -141,6 +144,7 @@ def _read_elsewhere(
     """
     if not slate.prefill_speed or not slate.reader_speed:
         return
+    decided = {decision.transfer for decision in decisions}
     slate.charge(head.option, waiting)
     if (glance := slate.glance(waiting)) is None:
         return
@@ -153,7 +157,7 @@ def _read_elsewhere(
     for each in islice(behind, _LOOKAHEAD):
         if slate.num_left <= 0:
             return
-        if each.excluded or each.deadline_s <= slate.now_s:
+        if each.excluded or each.deadline_s <= slate.now_s or each.transfer in decided:
             continue
         reads_s = each.prompt_tokens / slate.prefill_speed
         split_s = begins_s + reads_s + head.option.lateness_s

@@ -66,6 +66,11 @@ class WorkerView:
     backlog_tokens: int = 0
     # When they are expected to be read, on the scheduler's clock; None: judged by their number.
     busy_until_s: float | None = None
+    # The same two of tenants that hold no more than their share, whose prompts it reads first.
+    guest_backlog_tokens: int = 0
+    guest_busy_until_s: float = 0.0
+    # By how much longer than expected its prompts have taken.
+    pace: float = 1.0
     # How fast it reads prompts; a decode worker: beside its decode steps. 0: not known yet.
     prefill_tokens_per_s: float = 0.0
     # A decode worker that can read prompts itself.
@@ -218,7 +223,11 @@ class Waiting:
 
 
 def charge_prefill(
-    worker: WorkerView, prompt_tokens: int, *, busy_until_s: float | None = None
+    worker: WorkerView,
+    prompt_tokens: int,
+    *,
+    busy_until_s: float | None = None,
+    guest_busy_until_s: float | None = None,
 ) -> WorkerView:
     """The prefill worker with one more prompt to read."""
     return _loaded(
@@ -227,6 +236,7 @@ def charge_prefill(
         seqs=1,
         unread_tokens=prompt_tokens,
         busy_until_s=busy_until_s,
+        guest_busy_until_s=guest_busy_until_s,
     )
 
 
@@ -237,6 +247,7 @@ def charge_decode(
     *,
     unread_tokens: int = 0,
     busy_until_s: float | None = None,
+    guest_busy_until_s: float | None = None,
 ) -> WorkerView:
     """The decode worker with one more request, of which it reads some tokens itself."""
     return _loaded(
@@ -245,11 +256,18 @@ def charge_decode(
         seqs=rules.reserved_seqs(worker, request),
         unread_tokens=unread_tokens,
         busy_until_s=busy_until_s,
+        guest_busy_until_s=guest_busy_until_s,
     )
 
 
 def _loaded(
-    worker: WorkerView, *, blocks: int, seqs: int, unread_tokens: int, busy_until_s: float | None
+    worker: WorkerView,
+    *,
+    blocks: int,
+    seqs: int,
+    unread_tokens: int,
+    busy_until_s: float | None,
+    guest_busy_until_s: float | None,
 ) -> WorkerView:
     """The worker with so much more on it. Copies slots: `replace` costs three times as much."""
     made = object.__new__(WorkerView)
@@ -261,6 +279,9 @@ def _loaded(
     put(made, "backlog_tokens", worker.backlog_tokens + unread_tokens)
     if busy_until_s is not None:
         put(made, "busy_until_s", busy_until_s)
+    if guest_busy_until_s is not None:
+        put(made, "guest_backlog_tokens", worker.guest_backlog_tokens + unread_tokens)
+        put(made, "guest_busy_until_s", guest_busy_until_s)
     put(made, "lateness_s", made.decode_lateness_s(1))
     return made
 

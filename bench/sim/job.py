@@ -59,6 +59,7 @@ def make_job(
     prefill_only: bool = False,
     hashes: tuple[bytes, ...] = (),
     num_published: int = 0,
+    tenant: str = "",
     tag: object = None,
 ) -> Job:
     """A job with its sequence. `known_tokens` are the prompt's and those that were generated."""
@@ -71,6 +72,7 @@ def make_job(
         lease=lease,
         sampling=SamplingParams(max_new_tokens=max(1, end_tokens - prompt_tokens)),
         prefill_only=prefill_only,
+        cache_salt=tenant,
         block_hashes=hashes,
         num_published_blocks=num_published,
     )

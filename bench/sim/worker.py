@@ -16,9 +16,18 @@ from bench.sim.decode_batch import DecodeBatch
 from bench.sim.job import Job
 from bench.sim.timing import Timing
 from core.messages import BlockCounts
-from engine.batching import BlockBudget, ScheduledChunk, StepBudget, StepPlan, plan_step
+from engine.batching import (
+    BlockBudget,
+    ScheduledChunk,
+    StepBudget,
+    StepPlan,
+    num_before,
+    plan_step,
+)
 from engine.block_manager import BlockManager, OutOfBlocks
+from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceKey
+from engine.turns import ReadingTurns
 
 _NO_CHUNKS: tuple[ScheduledChunk, ...] = ()
 
@@ -125,6 +134,7 @@ class SimWorker:
         # Workers on the same machine.
         self.neighbours: Sequence[SimWorker] = ()
         self.watch: Callable[[StepTaken], None] | None = None
+        self._turns = ReadingTurns()
         self._timing = timing
         self._agenda = agenda
         self._owner = owner
@@ -260,21 +270,26 @@ class SimWorker:
         max_tokens = self.shape.max_step_tokens - num_decodes
         if not self._reading or max_seqs < 1 or max_tokens < 1:
             return _NO_CHUNKS
+        readers = [job.sequence for job in self._reading.values()]
+        behind = self._behind(readers)
         budget = StepBudget(
             max_tokens=max_tokens,
             max_seqs=max_seqs,
-            max_prompt_tokens=self._max_prompt_tokens(num_decodes, self._reading.values()),
+            max_prompt_tokens=self._max_prompt_tokens(num_decodes, readers, behind),
         )
-        readers = [job.sequence for job in self._reading.values()]
-        return plan_step(readers[: self.shape.prompts_at_once], budget).items
+        return plan_step(readers[: self.shape.prompts_at_once], budget, behind=behind).items
 
-    def _max_prompt_tokens(self, num_decodes: int, jobs: Iterable[Job]) -> int:
-        reading = (job.sequence for job in jobs if not job.sequence.is_decoding)
-        first = next(reading, None)
+    def _behind(self, readers: Iterable[EngineSequence]) -> frozenset[str]:
+        """Tenants that step back."""
+        return self._turns.behind((each.cache_salt for each in readers), now_s=self._agenda.now_s)
+
+    def _max_prompt_tokens(
+        self, num_decodes: int, readers: Iterable[EngineSequence], behind: frozenset[str]
+    ) -> int:
         since_s = self._waiting_since_s
         return self.pacer.max_prompt_tokens(
             num_decodes,
-            num_before=first.num_computed_tokens if first is not None else 0,
+            num_before=num_before(readers, behind),
             waited_s=self._agenda.now_s - since_s if since_s is not None else 0.0,
         )
 
@@ -284,15 +299,19 @@ class SimWorker:
         jobs = list(self._jobs.values())
         self._joining = jobs
         self._reading = {}
-        decoding = sum(1 for job in jobs if job.sequence.is_decoding)
+        sequences = [job.sequence for job in jobs]
+        readers = [each for each in sequences if not each.is_decoding]
+        behind = self._behind(readers)
         budget = StepBudget(
             max_tokens=self.shape.max_step_tokens,
             max_seqs=self.shape.max_seqs,
-            max_prompt_tokens=self._max_prompt_tokens(decoding, jobs),
+            max_prompt_tokens=self._max_prompt_tokens(
+                len(sequences) - len(readers), readers, behind
+            ),
         )
         available = self.blocks.num_available
         pool = BlockBudget(num_available=available, block_size=self.shape.block_size)
-        plan = plan_step([job.sequence for job in jobs], budget, pool)
+        plan = plan_step(sequences, budget, pool, behind=behind)
         self._find_blocks(plan)
         items = tuple(each for each in plan.items if self._has_room(each))
         return StepPlan(items=items, preempted=plan.preempted, resumed=plan.resumed)
@@ -392,11 +411,15 @@ class SimWorker:
         if single:
             num_prompt_tokens -= num_decodes
         self.prompt_tokens += num_prompt_tokens
+        read = [c for c in items if not taken[c.key].sequence.is_decoding]
         self.pacer.observe(
             num_decodes=num_decodes,
             num_prompt_tokens=num_prompt_tokens,
             compute_s=self.step_s,
-            num_pairs=self._num_pairs(items, taken),
+            num_pairs=sum(c.num_tokens * (c.start + c.num_tokens / 2) for c in read),
+        )
+        self._turns.observe(
+            ((taken[c.key].sequence.cache_salt, c.num_tokens) for c in read), now_s=now_s
         )
         for item in items:
             job = taken[item.key]
@@ -407,14 +430,6 @@ class SimWorker:
             self._owner.finished(job)
         self.computing = False
         self._begin()
-
-    @staticmethod
-    def _num_pairs(items: tuple[ScheduledChunk, ...], taken: dict[SequenceKey, Job]) -> float:
-        return sum(
-            chunk.num_tokens * (chunk.start + chunk.num_tokens / 2)
-            for chunk in items
-            if not taken[chunk.key].sequence.is_decoding
-        )
 
     def _advance(self, job: Job, chunk: ScheduledChunk, began_s: float, now_s: float) -> None:
         """One sequence that a plan named."""

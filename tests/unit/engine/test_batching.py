@@ -12,7 +12,9 @@ from engine.block_manager import BlockManager
 from engine.sequence import Sequence
 
 
-def sequence(name: str, prompt: int, computed: int = 0, generated: int = 0) -> Sequence:
+def sequence(
+    name: str, prompt: int, computed: int = 0, generated: int = 0, tenant: str = ""
+) -> Sequence:
     return Sequence(
         key=TransferId(request_id=name, attempt=0),
         token_ids=[5] * (prompt + generated),
@@ -20,6 +22,7 @@ def sequence(name: str, prompt: int, computed: int = 0, generated: int = 0) -> S
         num_computed_tokens=computed,
         lease=BlockManager(64).acquire(16),
         sampling=SamplingParams(),
+        cache_salt=tenant,
     )
 
 
@@ -45,6 +48,26 @@ def test_prompts_share_the_budget_first_come_first_served() -> None:
         StepBudget(max_tokens=8, max_seqs=8),
     )
     assert plan.items == (chunk("a", 2, 4, samples=True), chunk("b", 0, 4, samples=False))
+
+
+def test_who_steps_back_is_read_when_nobody_else_waits_and_a_little_at_a_time() -> None:
+    begun = sequence("begun", 900, computed=300, tenant="flood")
+    guest = sequence("guest", 200, tenant="quiet")
+    budget = StepBudget(max_tokens=1200, max_seqs=8)
+    behind = frozenset({"flood"})
+    beside = plan_step([begun, guest], budget, behind=behind)
+    assert beside.items == (chunk("guest", 0, 200, samples=True),)
+    alone = plan_step([begun], budget, behind=behind)
+    assert alone.items == (chunk("begun", 300, 120, samples=False),)
+
+
+def test_answers_of_who_steps_back_go_on() -> None:
+    running = sequence("running", 7, computed=7, generated=1, tenant="flood")
+    guest = sequence("guest", 5, tenant="quiet")
+    plan = plan_step(
+        [running, guest], StepBudget(max_tokens=10, max_seqs=8), behind=frozenset({"flood"})
+    )
+    assert plan.items == (chunk("running", 7, 1, samples=True), chunk("guest", 0, 5, samples=True))
 
 
 def test_a_one_token_prompt_is_a_prompt() -> None:

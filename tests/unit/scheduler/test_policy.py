@@ -218,6 +218,62 @@ def test_each_request_gets_one_decision_at_most_and_always_the_same(view, queue)
     assert decide(view, queue, now_s=10.0) == decisions
 
 
+guest_marks = st.tuples(st.integers(0, 1100), st.sampled_from([0.0, 10.01, 12.0]))
+
+
+@given(clusters, queues, st.data())
+def test_beside_a_flood_no_worker_is_given_more_than_it_has_either(view, queue, data):
+    tenants = [data.draw(st.sampled_from(["flood", "guest", "other"])) for _ in queue]
+    queue = [replace(each, tenant=t) for each, t in zip(queue, tenants, strict=True)]
+
+    def with_guests(pool):
+        marks = [data.draw(guest_marks) for _ in pool]
+        return tuple(
+            replace(
+                each,
+                guest_backlog_tokens=min(tokens, each.backlog_tokens),
+                guest_busy_until_s=min(busy_s, each.busy_until_s or 0.0),
+            )
+            for each, (tokens, busy_s) in zip(pool, marks, strict=True)
+        )
+
+    view = replace(
+        view,
+        prefills=with_guests(view.prefills),
+        decodes=with_guests(view.decodes),
+        greedy=frozenset({"flood"}),
+    )
+    decisions = decide(view, queue, now_s=10.0)
+    turned = replace(view, prefills=view.prefills[::-1], decodes=view.decodes[::-1])
+    assert len({d.transfer for d in decisions}) == len(decisions)
+    assert sorted(map(str, decide(turned, queue, now_s=10.0))) == sorted(map(str, decisions))
+    waiting = {each.transfer: each for each in queue}
+    placed = [d for d in decisions if not isinstance(d, Reject)]
+    for decode in view.decodes:
+        mine = [waiting[d.transfer] for d in placed if d.decode == decode.endpoint]
+        kept = [kept_blocks(decode, w, view.rules.reserve_answer_tokens) for w in mine]
+        assert sum(kept) <= decode.num_free_blocks or not mine
+        seqs = sum(min(w.num_choices, decode.max_seqs) for w in mine)
+        assert decode.num_seqs + seqs <= decode.max_seqs or not mine
+    split = [d for d in placed if isinstance(d, Disaggregated)]
+    local = [d for d in placed if isinstance(d, Local)]
+    for prefill in view.prefills:
+        mine = [waiting[d.transfer] for d in split if d.prefill == prefill.endpoint]
+        needed = sum(prefill.blocks_for(w.prompt_tokens) for w in mine)
+        assert needed <= prefill.num_free_blocks or not mine
+        assert_guests_in_small_measure(prefill, mine)
+    for decode in view.decodes:
+        mine = [waiting[d.transfer] for d in local if d.decode == decode.endpoint]
+        assert_guests_in_small_measure(decode, mine)
+
+
+def assert_guests_in_small_measure(reader, given_to_it):
+    """However soon it was expected to have read them."""
+    guests = [w.prompt_tokens for w in given_to_it if w.tenant != "flood"]
+    most = BACKLOG_STEPS * reader.max_step_tokens
+    assert reader.guest_backlog_tokens + sum(guests[:-1]) < most or not guests
+
+
 def idle(workers):
     return tuple(
         replace(
@@ -561,6 +617,28 @@ def test_a_tenant_with_more_than_its_share_leaves_room_for_others():
     assert decision.transfer.request_id == "r3"
     alone = replace(view, greedy=frozenset())
     assert [d.transfer.request_id for d in decide(alone, queue, now_s=0.0)] == ["r1"]
+
+
+def test_a_guest_does_not_wait_for_prompts_that_are_read_after_its_own():
+    busy = worker("p", busy_until_s=5.0, **P)
+    view = replace(cluster([busy], [worker("d")]), greedy=frozenset({"flood"}))
+    decisions = decide(view, [of("flood", 1), of("guest", 2)], now_s=1.0)
+    assert [d.transfer.request_id for d in decisions] == ["r2"]
+
+
+def test_but_it_does_for_those_of_other_guests():
+    busy = replace(worker("p", busy_until_s=5.0, **P), guest_busy_until_s=5.0)
+    view = replace(cluster([busy], [worker("d")]), greedy=frozenset({"flood"}))
+    assert decide(view, [of("flood", 1), of("guest", 2)], now_s=1.0) == []
+
+
+def test_a_guest_that_was_read_elsewhere_is_not_placed_again_behind_another_guest():
+    busy = replace(worker("p", busy_until_s=2.0, speed=1000.0), guest_busy_until_s=2.0)
+    reader = worker("d", speed=100.0, reads=True)
+    view = replace(cluster([busy], [reader]), greedy=frozenset({"flood"}))
+    queue = [of("flood", 1, prompt=400), of("guest", 2, prompt=400), of("guest", 3, prompt=2)]
+    (decision,) = decide(view, queue, now_s=1.0)
+    assert isinstance(decision, Local) and decision.transfer.request_id == "r3"
 
 
 def late(view, waiting, ahead, now_s=0.0):
