@@ -15,7 +15,7 @@ MODEL := .venv/share/tandem
 BENCH = $(BIN)/python -m bench $(if $(PEER),--arm peer=$(PEER)) $(if $(DATA),--data $(DATA))
 # One environment for each list of requirements: what others' programs need, ours need not fit.
 ECOSYSTEM := $(patsubst tests/ecosystem/%.txt,.venv/ecosystem/%/.installed,$(wildcard tests/ecosystem/*.txt))
-USUAL := not faults and not ecosystem and not observability and not long and not deploy and not ray and not recovery
+USUAL := not faults and not ecosystem and not observability and not long and not deploy and not ray and not recovery and not slow
 SOURCES := core engine kv_transfer gateway scheduler prefill_worker decode_worker deploy cli bench
 
 .DEFAULT_GOAL := help
@@ -29,14 +29,20 @@ help:  ## Show this list
 serve: $(STAMP)  ## Serve the default model until Ctrl-C; ARGS="--prefill 2" is handed on
 	@$(BIN)/tandem serve $(ARGS)
 
-# Clusters have the machine to themselves; all else runs on two cores.
+# Two at a time; a file's tests share its clusters, and stay together.
+TWO := --numprocesses 2 --dist loadfile
+
 test: $(STAMP)  ## Run the tests; ARGS="-k name" is handed on
 ifdef ARGS
 	$(BIN)/python -m pytest -m "$(USUAL)" $(ARGS)
 else
 	$(BIN)/python -m pytest -m "$(USUAL)" --ignore tests/integration --numprocesses 2
-	$(BIN)/python -m pytest -m "$(USUAL)" tests/integration
+	$(BIN)/python -m pytest -m "$(USUAL)" tests/integration $(TWO)
 endif
+
+.PHONY: test-slow
+test-slow: $(STAMP)  ## Ask real clusters the same in many ways; CI runs this as well
+	$(BIN)/python -m pytest -m slow tests/integration $(TWO) $(ARGS)
 
 test-faults: $(STAMP)  ## Kill and freeze processes of real clusters under load
 	$(BIN)/python -m pytest -m faults tests/integration $(ARGS)
@@ -64,7 +70,7 @@ test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract -m long --timeout=3600
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_tensor_parallel.py -m long
 
-check: lint test  ## What CI runs: lint, types, contracts, stubs, tests
+check: lint test test-slow  ## What CI runs: lint, types, contracts, stubs, tests
 
 lint: $(STAMP)  ## Everything but the tests
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ import pytest
 
 from core.api_keys import KeyEntry, entry_toml, hash_of
 
+pytestmark = pytest.mark.slow
+
 # Longer than a few KV blocks, so that its beginning can be shared.
 PROMPT = "Once upon a time there was a river that ran from the hills down to the sea. " * 5
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # A server of the API in a few lines: it answers "/v1/models", and a request with one token. Told to
 # `spin` it burns a core meanwhile; told to `die` it ends in the middle of its third answer.

@@ -12,6 +12,8 @@ from bench.cluster import ALWAYS_HAND_OVER, merged
 from protos.tandem.v1 import inference_pb2 as pb
 from protos.tandem.v1 import inference_pb2_grpc
 
+pytestmark = pytest.mark.slow
+
 MODEL = "smollm2-135m-instruct"
 # Of all tokens some lie so close that a batch of another size orders them the other way; among the
 # likeliest they do not.

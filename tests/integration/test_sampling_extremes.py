@@ -5,6 +5,8 @@ import itertools
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "1 2 3 4 5 "
 GREEDY = ({"temperature": 0}, {"temperature": 1e-7}, {"temperature": 1e-4}, {"top_k": 1})
 

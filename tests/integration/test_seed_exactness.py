@@ -5,6 +5,8 @@ import pytest
 from bench.cluster import ALWAYS_HAND_OVER, merged
 from bench.streams import generate
 
+pytestmark = pytest.mark.slow
+
 ANSWER_TOKENS = 48
 AT_ONCE = 12
 FLOAT32 = {"dtype": "float32", "block_size": 16, "max_step_tokens": 32, "threads": 1}

@@ -12,7 +12,7 @@ from core.config import DEFAULT_MODEL
 from tests.integration.separate import ROLES, SeparateProcesses, answers
 
 # Two clusters begin, each model of which is loaded by two workers: on a busy machine, minutes.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

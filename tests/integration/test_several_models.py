@@ -10,10 +10,14 @@ import grpc
 import httpx
 import pytest
 
+from cli import top_tables
+from cli.operator_client import OperatorClient
 from core.config import DEFAULT_MODEL
 from core.model_card import ModelCard
 from protos.tandem.v1 import inference_pb2 as pb
 from protos.tandem.v1 import inference_pb2_grpc
+
+pytestmark = pytest.mark.slow
 
 QUESTION = "What is the capital of France?"
 
@@ -106,3 +110,18 @@ def test_each_model_has_workers_of_its_own(two):
     assert roles == [(DEFAULT_MODEL, "decode"), (DEFAULT_MODEL, "prefill"), ("tiny", "decode")]
     placed = {each["model"]: sum(each["placements"].values()) for each in told["models"]}
     assert all(count > 0 for count in placed.values())
+
+
+async def test_operators_see_each_model(two):
+    _chat(two, "tiny")
+    async with OperatorClient(two.admin_url) as client:
+        snapshot = await client.snapshot()
+    assert [row[0] for row in top_tables.models(snapshot)] == [DEFAULT_MODEL, "tiny"]
+    assert [row[1] for row in top_tables.workers(snapshot)] == [DEFAULT_MODEL] * 2 + ["tiny"]
+    (latency,) = snapshot.latencies.values()
+    assert set(latency["models"]) == {DEFAULT_MODEL, "tiny"}
+    async with httpx.AsyncClient(timeout=20, trust_env=False) as http:
+        found = (await http.get(f"{two.admin_url}/sd")).json()
+        (page,) = [each["targets"][0] for each in found if each["labels"]["role"] == "gateway"]
+        listed = (await http.get(f"http://{page}/requests?model=tiny")).json()["requests"]
+    assert {each["model"] for each in listed} == {"tiny"}

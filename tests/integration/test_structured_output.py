@@ -21,6 +21,8 @@ from engine.prepare import prepare
 from engine.sequence import Sequence, SequenceKey
 from gateway.tokenizer import PromptTokenizer
 
+pytestmark = pytest.mark.slow
+
 StartCluster = Callable[..., Any]
 MAX_TOKENS = 110
 SEEDS = (1, 2)
