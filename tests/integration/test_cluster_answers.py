@@ -17,7 +17,13 @@ pytestmark = pytest.mark.timeout(400)
 NUM_STREAMS = 64
 
 
-@pytest.fixture(scope="module", params=[("shm", "auto"), ("tcp", "layers")], ids="-".join)
+PAIRS = [
+    pytest.param(("shm", "auto"), id="shm-auto"),
+    pytest.param(("tcp", "layers"), id="tcp-layers", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS)
 def endpoints(request: pytest.FixtureRequest) -> Endpoints:
     """shm with whole blocks (what the link's cost says), tcp with the last chunk layer by layer."""
     with serving(parity.settings(*request.param)) as found:
