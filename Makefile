@@ -68,7 +68,7 @@ test-deploy: $(STAMP) .venv/deploy/.installed  ## Check chart, image and load ba
 test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each time; Triton's kernels over every shape; workers of several ranks
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=long --timeout=3600 $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract -m long --timeout=3600
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_tensor_parallel.py -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_tensor_parallel.py tests/integration/test_fp8_kv.py -m long
 
 check: lint test test-slow  ## What CI runs: lint, types, contracts, stubs, tests
 

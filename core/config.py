@@ -14,7 +14,14 @@ from pydantic_core import PydanticCustomError
 
 from core.config_section import Section
 from core.errors import ConfigError
-from core.model_settings import MAX_MODELS, Dtype, ModelSettings, ToolParser, twice
+from core.model_settings import (
+    MAX_MODELS,
+    Dtype,
+    KvCacheDtype,
+    ModelSettings,
+    ToolParser,
+    twice,
+)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 CLUSTER_FILE = "cluster.json"
@@ -170,6 +177,8 @@ class EngineConfig(Section):
     """One worker's inference."""
 
     dtype: Dtype = "bfloat16"
+    # auto: as `dtype`. fp8_e4m3: 8 bits and a scale for each head of each token.
+    kv_cache_dtype: KvCacheDtype = "auto"
     # auto: a GPU where there is one. Worker n of the cluster takes GPU n, round and round.
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Of a GPU's memory, for all the workers that take it: weights, activations, KV pools.
@@ -212,7 +221,13 @@ class EngineConfig(Section):
     @property
     def numbers(self) -> str:
         """What KV is computed in: workers that differ in it do not hand over to each other."""
-        return self.dtype if self.quantisation == "none" else f"{self.dtype}, {self.quantisation}"
+        said = self.dtype if self.quantisation == "none" else f"{self.dtype}, {self.quantisation}"
+        return f"{said}, KV {self.kv_cache_dtype}" if self.kv_fp8 else said
+
+    @property
+    def kv_fp8(self) -> bool:
+        """Whether the KV cache is in FP8."""
+        return self.kv_cache_dtype == "fp8_e4m3"
 
 
 class TransferConfig(Section):
@@ -571,7 +586,7 @@ _OF_A_MODEL = {
     "gateway": ("max_prompt_tokens", "default_max_tokens", "tool_parser"),
     "scheduler": ("max_queued", "max_running"),
     "engine": (
-        *("max_model_len", "dtype", "prefill_kv_bytes", "decode_kv_bytes"),
+        *("max_model_len", "dtype", "kv_cache_dtype", "prefill_kv_bytes", "decode_kv_bytes"),
         *("prefill_tensor_parallel", "decode_tensor_parallel"),
     ),
 }

@@ -10,6 +10,7 @@ from core.config_section import Section
 MAX_MODELS = 16
 MAX_ALIASES = 32
 Dtype = Literal["bfloat16", "float32"]
+KvCacheDtype = Literal["auto", "fp8_e4m3"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -32,6 +33,7 @@ class ModelSettings(Section):
     tool_parser: ToolParser | None = None
     max_model_len: int | None = Field(None, ge=1)
     dtype: Dtype | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
     prefill_kv_bytes: int | None = Field(None, ge=1)
     decode_kv_bytes: int | None = Field(None, ge=1)
     prefill_tensor_parallel: int | None = Field(None, ge=1, le=16)

@@ -1,9 +1,7 @@
 """Matrix products in FP8: a scale for each output of a weight, and one for each row as it comes.
 
-A number is stored as e4m3 (four bits of exponent, three of mantissa, none infinite), divided by a
-scale that puts the largest of its output or row at 448, the largest there is. Products are summed
-in float32 and multiplied by both scales. Source of the format: Micikevicius et al., FP8 Formats for
-Deep Learning, https://arxiv.org/abs/2209.05433.
+Both are quantised as `engine.fp8_numbers` says. Products are summed in float32 and multiplied by
+both scales.
 """
 
 from dataclasses import replace
@@ -13,22 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import ConfigError
+from engine.fp8_numbers import quantise
 from engine.linear import release
 from engine.llama import LayerWeights, LlamaWeights
 from engine.model_config import ModelConfig
 
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0
 _MULTIPLE = 16  # of a product's sides, as tensor cores take them
 _LEAST_CAPABILITY = (8, 9)
-
-
-def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [n, columns] as FP8 and scales float32 [n, 1]. A row of zeros has scale 1."""
-    numbers = rows.float()
-    largest = numbers.abs().amax(dim=-1, keepdim=True)
-    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-    return (numbers / scales).clamp(-LARGEST, LARGEST).to(FP8), scales
 
 
 class Fp8Linear:

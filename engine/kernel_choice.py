@@ -32,6 +32,7 @@ class _Needs:
     grouped_rows: int
     device: torch.device
     block_size: int
+    kv_fp8: bool
 
 
 def choose_kernels(
@@ -43,15 +44,16 @@ def choose_kernels(
     attention: AttentionChoice = "auto",
     device: torch.device = _CPU,
     block_size: int = 16,
+    kv_fp8: bool = False,
 ) -> Kernels:
     """The kernels for `engine.kernels` and `engine.attention`, told in one log line.
 
     Builds the native ones where nobody has yet. Products of at most `grouped_rows` rows use weights
     as a GGUF file quantises them, where the kernels can. With `auto` torch's take the others' place
     where those cannot be had, and another line says why. What is named and cannot be had raises
-    ConfigError.
+    ConfigError. KV in FP8 (`kv_fp8`) is read by every attention but flash's.
     """
-    needs = _Needs(dtype, head_dim, grouped_rows, device, block_size)
+    needs = _Needs(dtype, head_dim, grouped_rows, device, block_size, kv_fp8)
     kernels = _kernels(choice, needs, _attention(attention, needs))
     structlog.get_logger().info(
         "kernels_chosen",
@@ -109,6 +111,8 @@ def _attention(choice: AttentionChoice, needs: _Needs) -> AttentionBackend | Non
 
 
 def _flash(needs: _Needs) -> AttentionBackend:
+    if needs.kv_fp8:
+        raise FlashUnavailable("it reads no KV with a scale for each head (engine.kv_cache_dtype)")
     package = find_package(needs.device)
     package.check(dtype=needs.dtype, head_dim=needs.head_dim, block_size=needs.block_size)
     require(needs.device)  # our own kernel writes the cache

@@ -1,8 +1,9 @@
 """The KV pool of one worker: one block-major tensor over its own memory, another's or a GPU's.
 
 `[num_blocks, ranks, num_layers, 2, block_size, num_kv_heads, head_dim]`, contiguous: a block's KV
-over all layers is one range of bytes, and a layer's view is a strided slice. Where a worker has
-several ranks, a block is their parts one behind the other, and each rank works on its own.
+over all layers is one range of bytes, and a layer's view is a strided slice. In FP8 a head has its
+scale behind its dims (`engine.fp8_kv`). Where a worker has several ranks, a block is their parts
+one behind the other, and each rank works on its own.
 """
 
 import mmap
@@ -16,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from core.errors import ConfigError
+from engine.fp8_kv import SCALE_BYTES
+from engine.fp8_numbers import FP8
 
 _CPU = torch.device("cpu")
 LAYOUT = "blocks,layers,kv,tokens,kv_heads,head_dim"
@@ -31,15 +34,35 @@ class KvSpec:
     # Of one rank. All have as many.
     num_kv_heads: int
     head_dim: int
+    # Of the numbers: bfloat16, float32, or FP8.
     dtype: torch.dtype
     ranks: int = 1
+
+    @property
+    def fp8(self) -> bool:
+        """Whether heads are stored as `engine.fp8_kv` packs them."""
+        return self.dtype == FP8
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of the pool's elements: the numbers' own, or bytes."""
+        return torch.uint8 if self.fp8 else self.dtype
+
+    @property
+    def head_width(self) -> int:
+        """Of the pool's elements, for one head of a token's keys or values."""
+        return self.head_dim + SCALE_BYTES if self.fp8 else self.head_dim
+
+    @property
+    def head_bytes(self) -> int:
+        return self.head_width * self.stored.itemsize
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
         """Of one rank's part."""
         return (
             *(self.num_blocks, self.num_layers, 2),
-            *(self.block_size, self.num_kv_heads, self.head_dim),
+            *(self.block_size, self.num_kv_heads, self.head_width),
         )
 
     @property
@@ -50,8 +73,7 @@ class KvSpec:
     @property
     def rank_bytes(self) -> int:
         """Bytes of one rank's part of a block."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
-        return self.block_size * per_token * self.dtype.itemsize
+        return self.block_size * 2 * self.num_layers * self.num_kv_heads * self.head_bytes
 
     @property
     def layers_apart(self) -> int:
@@ -132,21 +154,21 @@ class KvCache:
         self.spec = spec
         # [num_blocks, block_bytes]
         self.bytes: NDArray[np.uint8] = memory.reshape(spec.num_blocks, spec.block_bytes)
-        # `pool`: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]. `token_rows`: the
-        # same memory as a row of num_kv_heads * head_dim for each token, half and layer; a block's
-        # begin `spec.layers_apart` layers behind those of the block before.
+        # `pool`: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_width]. `token_rows`:
+        # the same memory as a row of num_kv_heads * head_width for each token, half and layer; a
+        # block's begin `spec.layers_apart` layers behind those of the block before.
         self.device_bytes: torch.Tensor | None = None
         self._written: torch.cuda.Event | None = None
         if device.type == "cpu":
-            whole = torch.from_numpy(memory).view(spec.dtype)
+            whole = torch.from_numpy(memory).view(spec.stored)
             self.pool = whole.view(spec.num_blocks, spec.ranks, *spec.shape[1:])[:, rank]
-            first = rank * (spec.rank_bytes // spec.dtype.itemsize)
-            self.token_rows = whole[first:].view(-1, spec.num_kv_heads * spec.head_dim)
+            first = rank * (spec.rank_bytes // spec.stored.itemsize)
+            self.token_rows = whole[first:].view(-1, spec.num_kv_heads * spec.head_width)
         else:
             if spec.ranks > 1:
                 raise ValueError("a pool on a GPU is one rank's")
-            self.pool = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-            self.token_rows = self.pool.view(-1, spec.num_kv_heads * spec.head_dim)
+            self.pool = torch.empty(spec.shape, dtype=spec.stored, device=device)
+            self.token_rows = self.pool.view(-1, spec.num_kv_heads * spec.head_width)
             self.device_bytes = self.pool.view(spec.num_blocks, -1).view(torch.uint8)
 
     def copy_block(self, source: int, target: int) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 import torch
 
 from core.config import EngineConfig
+from core.errors import ConfigError
 from core.model_card import ModelCard
 from engine.device import Placed
-from engine.fp8 import FP8, Fp8Linear, check_fp8, others_on
+from engine.fp8 import Fp8Linear, check_fp8, others_on
+from engine.fp8_kv import HEAD_DIM_MULTIPLE
+from engine.fp8_numbers import FP8
 from engine.gguf_weights import GgufSource
 from engine.hf_folder import HfFolder
 from engine.kernel_choice import choose_kernels
@@ -57,8 +60,8 @@ def load_engine_model(
     fp8 = engine_config.quantisation == "fp8"
     if fp8:
         check_fp8(mine, dtype, placed.gpu.capability if placed.gpu else None)
+    block = kv_spec(mine, engine_config).block_bytes
     if placed.gpu is not None:
-        block = kv_spec(mine, engine_config).block_bytes
         check_memory(
             placed.gpu,
             model_bytes=weight_bytes(mine, dtype.itemsize, FP8.itemsize if fp8 else None),
@@ -78,6 +81,7 @@ def load_engine_model(
         attention=engine_config.attention,
         device=placed.device,
         block_size=engine_config.block_size,
+        kv_fp8=engine_config.kv_fp8,
     )
     # In FP8 they go through the host's memory: as they are, a GPU may not hold them.
     weights = load_weights(source, config, dtype, progress, _CPU if fp8 else placed.device, shard)
@@ -105,8 +109,15 @@ def kv_spec(
 ) -> KvSpec:
     """The largest KV pool of this model in `kv_bytes`, or one block where none are given.
 
-    It is shared by `ranks` ranks. Raises ConfigError where no block fits.
+    It is shared by `ranks` ranks. Raises ConfigError where no block fits, or the heads cannot be
+    kept in the type that is wanted.
     """
+    fp8 = engine_config.kv_fp8
+    if fp8 and config.head_dim % HEAD_DIM_MULTIPLE:
+        raise ConfigError(
+            "engine.kv_cache_dtype: fp8_e4m3 needs heads of a multiple of "
+            f"{HEAD_DIM_MULTIPLE} dims; the model's have {config.head_dim}"
+        )
     one = KvSpec(
         num_blocks=1,
         num_layers=config.num_layers,
@@ -114,7 +125,7 @@ def kv_spec(
         num_kv_heads=Shard(0, ranks).config(config).num_kv_heads,
         head_dim=config.head_dim,
         ranks=ranks,
-        dtype=DTYPES[engine_config.dtype],
+        dtype=FP8 if fp8 else DTYPES[engine_config.dtype],
     )
     if kv_bytes is None:
         return one

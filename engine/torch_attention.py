@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.attention import AttentionRow, QkNorm, Rotation, StepAttention
 from engine.decode_tensors import to_device
+from engine.fp8_kv import pack, unpack
 from engine.kv_cache import KvCache
 
 
@@ -50,6 +51,7 @@ class _TorchStep:
         spec, device = kv.spec, kv.pool.device
         self._rotation = rotation
         self._heads, self._head_dim = spec.num_kv_heads, spec.head_dim
+        self._fp8, self._head_width = spec.fp8, spec.head_width
         # One row per token, layer and half (keys, values): a strided slice of this is what a layer
         # sees of the pool.
         self._pool = kv.token_rows
@@ -94,9 +96,12 @@ class _TorchStep:
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Writes to the pool and attends. query [tokens, H, D], key and value [tokens, K, D]."""
         offset = layer * self._layer_offset
-        width = self._heads * self._head_dim
-        new = torch.cat((key.reshape(-1, width), value.reshape(-1, width)))
-        self._pool.index_copy_(0, self._written + offset, new)
+        new = torch.cat((key, value))
+        stored = pack(new) if self._fp8 else new
+        width = self._heads * self._head_width
+        self._pool.index_copy_(0, self._written + offset, stored.reshape(-1, width))
+        if self._fp8:  # what others will read is what this step reads
+            key, value = unpack(stored, query.dtype).chunk(2)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
             out[group.tokens] = self._attend_decodes(group, offset, query)
@@ -105,7 +110,7 @@ class _TorchStep:
             if chunk.slots is None:
                 keys, values = key[part], value[part]
             else:
-                keys, values = self._gather(chunk.slots, offset)
+                keys, values = self._gather(chunk.slots, offset, query.dtype)
             mixed = F.scaled_dot_product_attention(
                 query[part].transpose(0, 1)[None],  # [1, H, tokens, D]
                 keys.transpose(0, 1)[None],  # [1, K, context, D]
@@ -119,7 +124,7 @@ class _TorchStep:
 
     def _attend_decodes(self, group: _Decodes, offset: int, query: Tensor) -> Tensor:
         size = len(group.tokens)
-        keys, values = self._gather(group.slots, offset)
+        keys, values = self._gather(group.slots, offset, query.dtype)
         # The heads that share a KV head stand as its query positions: [B, K, H / K, D].
         grouped = query[group.tokens].view(size, self._heads, -1, self._head_dim)
         mixed = F.scaled_dot_product_attention(
@@ -130,12 +135,13 @@ class _TorchStep:
         )
         return mixed.reshape(size, -1, self._head_dim)
 
-    def _gather(self, slots: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of these slots, each [len(slots), K, D]."""
+    def _gather(self, slots: Tensor, offset: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of these slots, each [len(slots), K, D] of `dtype`, the step's."""
         keys = self._pool.index_select(0, slots + offset)
         values = self._pool.index_select(0, slots + (offset + self._value_offset))
-        shape = (-1, self._heads, self._head_dim)
-        return keys.view(shape), values.view(shape)
+        shape = (-1, self._heads, self._head_width)
+        keys, values = keys.view(shape), values.view(shape)
+        return (unpack(keys, dtype), unpack(values, dtype)) if self._fp8 else (keys, values)
 
 
 def _slots(row: AttentionRow, kv: KvCache) -> np.ndarray:

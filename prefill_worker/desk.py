@@ -86,7 +86,7 @@ class PrefillDesk:
             num_layers=host.spec.num_layers,
             block_size=host.block_size,
             num_kv_heads=host.num_kv_heads,
-            head_bytes=host.spec.head_dim * host.spec.dtype.itemsize,
+            head_bytes=host.spec.head_bytes,
         )
         self._pusher = Pusher(host.spec, config, self._sending)
         self._engine: Engine = host.engine(

@@ -8,7 +8,8 @@ from bench.gpu.parts import BLOCK_SIZE, pool, random_model, step
 from bench.gpu.place import SMALL, Place
 from engine.attention import AttentionBackend, AttentionRow, Rotation
 from engine.flash.package import FlashUnavailable, find_package
-from engine.fp8 import Fp8Linear, quantise
+from engine.fp8 import Fp8Linear
+from engine.fp8_numbers import quantise
 from engine.graphs import DecodeGraphs
 from engine.kernel_choice import choose_kernels
 from engine.kv_cache import KvCache, KvSpec

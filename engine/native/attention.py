@@ -36,7 +36,8 @@ class _NativeStep:
         # Other ranks' parts of a block are to the kernels layers that nobody asks for.
         self._pool = Pool(
             kv.pool.data_ptr(),
-            *(spec.layers_apart, spec.block_size, spec.num_kv_heads, spec.head_dim),
+            *(spec.layers_apart, spec.block_size, spec.num_kv_heads),
+            *(spec.head_dim, spec.head_width, spec.fp8),
         )
         used = [row.block_ids[: -(-row.context_len // spec.block_size)] for row in rows]
         blocks = np.zeros((len(rows), max(map(len, used), default=0)), dtype=np.int32)

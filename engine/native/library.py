@@ -41,6 +41,8 @@ class Pool(ctypes.Structure):
         ("block_size", _L),
         ("kv_heads", _L),
         ("head_dim", _L),
+        ("head_width", _L),
+        ("fp8", _L),
     )
 
 

@@ -10,13 +10,14 @@ https://arxiv.org/abs/2309.06180.
 import triton
 import triton.language as tl
 
+from engine.triton.fp8_heads import load_heads
 from engine.triton.numbers import narrow
 
 
 @triton.jit
 def paged_decode(
     qkv,  # [tokens, (H + 2 K) * D]: queries, turned
-    pool,  # one layer's [num_blocks, 2, block_size, K, D] by its strides
+    pool,  # one layer's [num_blocks, 2, block_size, K, WIDTH] by its strides
     tokens,  # int32 [seqs]: each one's row in qkv
     block_table,  # int32 [seqs, table_width]
     context_lens,  # int32 [seqs]; 0: nobody's row
@@ -31,6 +32,8 @@ def paged_decode(
     K: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # of a head in the pool: D, or with its scale behind it
+    FP8: tl.constexpr,
     GROUP: tl.constexpr,  # a power of two that holds H / K
     TILE: tl.constexpr,  # tokens at a time
     DIMS: tl.constexpr,  # a power of two that holds D
@@ -59,16 +62,15 @@ def paged_decode(
         block = tl.load(
             block_table + seq.to(tl.int64) * table_width + place // BLOCK_SIZE, mask=there, other=0
         ).to(tl.int64)
-        row = block * block_stride + (place % BLOCK_SIZE) * (K * D) + kv_head * D
-        read = there[:, None] & (dim < D)[None, :]
-        key_ptr = pool + row[:, None] + dim[None, :]
-        key = tl.load(key_ptr, mask=read, other=0.0).to(OPERAND)
+        row = block * block_stride + (place % BLOCK_SIZE) * (K * WIDTH) + kv_head * WIDTH
+        key_ptr = pool + row
+        key = load_heads(key_ptr, dim, there, D, FP8, OPERAND)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(there[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         fade = tl.exp2(best - new_best)
-        value = tl.load(key_ptr + value_offset, mask=read, other=0.0).to(OPERAND)
+        value = load_heads(key_ptr + value_offset, dim, there, D, FP8, OPERAND)
         total = total * fade + tl.sum(weights, axis=1)
         mixed = mixed * fade[:, None]
         mixed += tl.dot(weights.to(OPERAND), value, input_precision="ieee")

@@ -7,13 +7,14 @@ https://arxiv.org/abs/2309.06180.
 import triton
 import triton.language as tl
 
+from engine.triton.fp8_heads import load_heads
 from engine.triton.numbers import narrow
 
 
 @triton.jit
 def paged_prefill(
     qkv,  # [tokens, (H + 2 K) * D]: queries, turned
-    pool,  # one layer's [num_blocks, 2, block_size, K, D] by its strides
+    pool,  # one layer's [num_blocks, 2, block_size, K, WIDTH] by its strides
     out,  # [tokens, H * D]
     tile_chunk,  # int32 [tiles]: whose rows a tile has
     tile_first,  # int32 [tiles]: its first row, counted within the chunk
@@ -29,6 +30,8 @@ def paged_prefill(
     K: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # of a head in the pool: D, or with its scale behind it
+    FP8: tl.constexpr,
     ROWS: tl.constexpr,  # queries of one tile
     TILE: tl.constexpr,  # tokens of the context at a time
     DIMS: tl.constexpr,  # a power of two that holds D
@@ -59,10 +62,9 @@ def paged_prefill(
         place = begin + tl.arange(0, TILE)
         there = place < end
         block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        kv_row = block * block_stride + (place % BLOCK_SIZE) * (K * D) + kv_head * D
-        read = there[:, None] & (dim < D)[None, :]
-        key_ptr = pool + kv_row[:, None] + dim[None, :]
-        key = tl.load(key_ptr, mask=read, other=0.0).to(OPERAND)
+        kv_row = block * block_stride + (place % BLOCK_SIZE) * (K * WIDTH) + kv_head * WIDTH
+        key_ptr = pool + kv_row
+        key = load_heads(key_ptr, dim, there, D, FP8, OPERAND)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         seen = there[None, :] & (place[None, :] <= position[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -70,7 +72,7 @@ def paged_prefill(
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         fade = tl.exp2(best - new_best)
-        value = tl.load(key_ptr + value_offset, mask=read, other=0.0).to(OPERAND)
+        value = load_heads(key_ptr + value_offset, dim, there, D, FP8, OPERAND)
         total = total * fade + tl.sum(weights, axis=1)
         mixed = mixed * fade[:, None]
         mixed += tl.dot(weights.to(OPERAND), value, input_precision="ieee")

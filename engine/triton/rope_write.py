@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
+from engine.triton.fp8_heads import encoded, scale_of
 from engine.triton.numbers import narrow
 
 
 @triton.jit
 def rope_write(
     qkv,  # [tokens, (H + 2 K) * D]; turned queries are left in it
-    pool,  # one layer's [num_blocks, 2, block_size, K, D] by its strides
+    pool,  # one layer's [num_blocks, 2, block_size, K, WIDTH] by its strides
     slot_mapping,  # int64 [tokens]: block * BLOCK_SIZE + place; below 0: nothing is written
     cos,  # float32 [tokens, D / 2]
     sin,
@@ -23,6 +24,8 @@ def rope_write(
     K: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # of a head in the pool: D, or with its scale behind it
+    FP8: tl.constexpr,
     ROWS: tl.constexpr,  # heads of one program, of one token or several
     HALF: tl.constexpr,  # a power of two that holds D / 2
     NORMED: tl.constexpr,
@@ -66,9 +69,20 @@ def rope_write(
     tl.store(first_ptr + D // 2, new_second, mask=held & is_query)
 
     slot = tl.load(slot_mapping + token, mask=in_step, other=-1)
-    place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * (K * D)
-    place += tl.where(head >= H + K, value_offset + (head - H - K) * D, (head - H) * D)
+    place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * (K * WIDTH)
+    place += tl.where(head >= H + K, value_offset + (head - H - K) * WIDTH, (head - H) * WIDTH)
     kv_ptr = pool + place[:, None] + dim[None, :]
-    written = held & ((head >= H) & (slot >= 0))[:, None]
-    tl.store(kv_ptr, new_first, mask=written)
-    tl.store(kv_ptr + D // 2, new_second, mask=written)
+    written = in_step & (head >= H) & (slot >= 0)
+    stored = held & written[:, None]
+    if FP8:
+        first, second = new_first.to(tl.float32), new_second.to(tl.float32)
+        largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1)
+        scale = scale_of(largest)
+        over = tl.broadcast_to(scale[:, None], (ROWS, HALF))
+        tl.store(kv_ptr, encoded(tl.div_rn(first, over)), mask=stored)
+        tl.store(kv_ptr + D // 2, encoded(tl.div_rn(second, over)), mask=stored)
+        scale_ptr = (pool + place + D).to(tl.pointer_type(tl.float32))
+        tl.store(scale_ptr, scale, mask=written)
+    else:
+        tl.store(kv_ptr, new_first, mask=stored)
+        tl.store(kv_ptr + D // 2, new_second, mask=stored)

@@ -32,7 +32,8 @@ def turn_and_write(
         qkv if qk_norm is None else qk_norm.key,
         0.0 if qk_norm is None else qk_norm.eps,
         *(pool.stride(0), pool.stride(1), num_rows),
-        *(heads, kv_heads, dim, spec.block_size, per_program, runtime.tile(dim // 2)),
+        *(heads, kv_heads, dim, spec.block_size, spec.head_width, spec.fp8),
+        *(per_program, runtime.tile(dim // 2)),
         NORMED=qk_norm is not None,
         BY_BITS=runtime.interpreted(),
     )

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from engine.attention import AttentionRow, Rotation
 from engine.decode_tensors import DecodeTensors, block_table, slot_mapping
+from engine.fp8_kv import pack
 from engine.kv_cache import KvCache, KvSpec
 from engine.triton import runtime
 from engine.triton.attention import TritonAttention
@@ -36,6 +37,7 @@ def check(
     shape: tuple[int, int, int] = (4, 2, 64),
     block_size: int = 16,
     normed: bool = False,
+    fp8: bool = False,
 ) -> None:
     """Steps of parts (text, start, end) over a poisoned pool; `shape` is heads, KV heads, dims."""
     heads, kv_heads, head_dim = shape
@@ -47,6 +49,7 @@ def check(
         head_dim=head_dim,
         block_size=block_size,
         normed=normed,
+        fp8=fp8,
     )
     for parts in steps:
         texts.check(TritonAttention(CPU, num_sms=NUM_SMS), *parts)
@@ -77,6 +80,58 @@ def test_chunks_and_single_tokens_share_a_step(
 
 def test_heads_are_normed_before_they_turn(dtype: torch.dtype) -> None:
     check(dtype, [20], [(0, 0, 19)], [(0, 19, 20)], shape=(2, 1, 32), normed=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "block_size"),
+    [(torch.float32, (6, 2, 64), 16), (torch.bfloat16, (2, 2, 80), 32)],
+    ids=str,
+)
+def test_kv_in_fp8_is_that_of_the_definition(
+    dtype: torch.dtype, shape: tuple[int, int, int], block_size: int
+) -> None:
+    check(
+        dtype,
+        [block_size + 1, 70],
+        [(0, 0, block_size), (1, 0, 66)],
+        [(1, 66, 69), (0, block_size, block_size + 1)],
+        shape=shape,
+        block_size=block_size,
+        fp8=True,
+    )
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_heads_are_written_in_fp8_bit_for_bit(dtype: torch.dtype, head_dim: int) -> None:
+    """Values are not turned: the kernel has the same numbers as the definition."""
+    texts = Texts(dtype, [21], heads=4, kv_heads=2, head_dim=head_dim, block_size=4, fp8=True)
+    # The interpreter reads bfloat16's least numbers wrongly.
+    least = -38 if dtype == torch.float32 else -30
+    for layer in range(2):  # and a head of zeros
+        spread = torch.logspace(least, 4, 21)[:, None]
+        texts.qkv[layer][0] = (texts.qkv[layer][0].float() * spread).to(dtype)
+        texts.qkv[layer][0][7] = 0
+    texts.step(TritonAttention(CPU, num_sms=NUM_SMS), (0, 0, 21))
+    for layer in range(2):
+        values = texts.qkv[layer][0].view(21, -1, head_dim)[:, 6:]
+        for position in range(21):
+            block, slot = texts.blocks[0][position // 4], position % 4
+            assert torch.equal(texts.kv.pool[block, layer, 1, slot], pack(values[position]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_every_shape_in_fp8(dtype: torch.dtype, group: int, head_dim: int) -> None:
+    check(
+        dtype,
+        [1, 17, 130],
+        [(2, 0, 64), (0, 0, 1), (1, 0, 15)],
+        [(2, 64, 129), (1, 15, 16)],
+        [(2, 129, 130), (1, 16, 17)],
+        shape=(2 * group, 2, head_dim),
+        fp8=True,
+    )
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "fp8.h"
 #include "step.h"
 #include "tile.h"
 
@@ -29,7 +30,7 @@ template <class T>
 struct Inputs {
   const TandemStep& step;
   Layer layer;
-  const typename T::Element* pool;
+  const char* pool;
   const typename T::Element* query;
   typename T::Element* out;
   long query_stride, out_stride;
@@ -173,6 +174,14 @@ void pack_values(const float* values, const TileKeys& keys, long head_dim, long 
   }
 }
 
+// One head's keys, or values, of a tile in FP8, as elements one behind the other: [64][D].
+template <class T>
+void widen(const char* head, const TileKeys& keys, long head_dim, typename T::Element* out) {
+  for (long key = 0; key < keys.count; ++key)
+    decode_head<T>(reinterpret_cast<const uint8_t*>(head) + keys.offsets[key], head_dim,
+                   out + key * head_dim);
+}
+
 // Rows of one block: their queries, and what the softmax has summed so far.
 template <class T>
 struct Rows {
@@ -285,7 +294,8 @@ constexpr AttendBlock<T> kAttendBlock[kMaxRows + 1] = {
 template <class T>
 void attend_item(const Inputs<T>& in, const Item& item, const Item* following) {
   using Word = typename T::Word;
-  static thread_local Scratch word_scratch, float_scratch;
+  using Element = typename T::Element;
+  static thread_local Scratch word_scratch, float_scratch, wide_scratch;
   const long head_dim = in.layer.head_dim, words = head_dim / T::kPerWord;
   const long width = round_up(head_dim, kLanes);
   const long heads = item.head_end - item.head_begin;
@@ -316,7 +326,11 @@ void attend_item(const Inputs<T>& in, const Item& item, const Item* following) {
       }
     }
 
-  TileKeys here, next;
+  // Of what the pool's offsets count, in bytes.
+  const long unit = in.layer.fp8 ? 1 : sizeof(Element);
+  Element* wide = in.layer.fp8 ? wide_scratch.take<Element>(2 * kTile * head_dim) : nullptr;
+  TileKeys here, next, flat;
+  for (long key = 0; key < kTile; ++key) flat.offsets[key] = key * head_dim;
   const long visible = in.step.starts[item.seq] + item.first + 1;
   const long tiles = (visible + item.count - 1 + kTile - 1) / kTile;
   here.find(in.layer, in.step, item, 0);
@@ -327,14 +341,22 @@ void attend_item(const Inputs<T>& in, const Item& item, const Item* following) {
     else if (following)
       next.find(in.layer, in.step, *following, 0);
     const long chunks = (words + kLanes - 1) / kLanes, groups = (here.count + kLanes - 1) / kLanes;
-    const long element = sizeof(*in.pool);
-    Fetcher ahead(reinterpret_cast<const char*>(in.pool + item.head_begin * head_dim), next,
-                  in.layer.half * element, heads * head_dim * element, element,
-                  heads * (chunks * groups + (here.count + 7) / 8));
+    const char* first_head = in.pool + item.head_begin * in.layer.width * unit;
+    Fetcher ahead(first_head, next, in.layer.half * unit, heads * in.layer.width * unit,
+                  unit, heads * (chunks * groups + (here.count + 7) / 8));
     for (long head = 0; head < heads; ++head) {
-      const auto* pool = in.pool + (item.head_begin + head) * head_dim;
-      pack_keys<T>(pool, here, head_dim, keys, ahead);
-      pack_values(pool + in.layer.half, here, head_dim, width, values, ahead);
+      const char* at = first_head + head * in.layer.width * unit;
+      if (in.layer.fp8) {
+        flat.count = here.count;
+        widen<T>(at, here, head_dim, wide);
+        widen<T>(at + in.layer.half, here, head_dim, wide + kTile * head_dim);
+        pack_keys<T>(wide, flat, head_dim, keys, ahead);
+        pack_values(wide + kTile * head_dim, flat, head_dim, width, values, ahead);
+      } else {
+        const auto* pool = reinterpret_cast<const Element*>(at);
+        pack_keys<T>(pool, here, head_dim, keys, ahead);
+        pack_values(pool + in.layer.half, here, head_dim, width, values, ahead);
+      }
       const Tile<T> tile{keys,    values,   words,
                          width,   t * kTile, visible,
                          in.group, in.scale * kLog2E};
@@ -367,7 +389,7 @@ void attend(const TandemStep* step, const TandemPool* pool, long layer,
             long out_stride, long num_heads, float scale, int threads) {
   const Inputs<T> in{*step,
                      Layer(*pool, layer),
-                     static_cast<const typename T::Element*>(pool->base),
+                     static_cast<const char*>(pool->base),
                      query,
                      out,
                      query_stride,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "fp8.h"
 #include "step.h"
 #include "tile.h"
 
@@ -104,6 +105,17 @@ void rope_write(const TandemStep* step, const TandemPool* pool, long layer_index
       const float *c = cos + row * (head_dim / 2), *s = sin + row * (head_dim / 2);
       for (long head = 0; head < num_heads; ++head, x += head_dim)
         turn<T>(x, c, s, query_norm, eps, head_dim, x);
+      if (layer.fp8) {
+        auto* to = static_cast<uint8_t*>(pool->base) +
+                   layer.offset(blocks, step->starts[seq] + row - begin);
+        for (long head = 0; head < kv_heads; ++head, x += head_dim) {
+          turn<T>(x, c, s, key_norm, eps, head_dim, x);
+          encode_head<T>(x, head_dim, to + head * layer.width);
+        }
+        for (long head = 0; head < kv_heads; ++head, x += head_dim)
+          encode_head<T>(x, head_dim, to + layer.half + head * layer.width);
+        continue;
+      }
       auto* to = base + layer.offset(blocks, step->starts[seq] + row - begin);
       for (long head = 0; head < kv_heads; ++head, x += head_dim)
         turn<T>(x, c, s, key_norm, eps, head_dim, to + head * head_dim);

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import ConfigError
-from engine.fp8 import LARGEST, Fp8Linear, check_fp8, others_on, quantise
+from engine.fp8 import Fp8Linear, check_fp8, others_on
+from engine.fp8_numbers import LARGEST, quantise
 from engine.kernel_choice import choose_kernels
 from engine.kv_cache import KvCache, KvSpec
 from engine.llama import LlamaModel
