@@ -29,8 +29,9 @@ help:  ## Show this list
 serve: $(STAMP)  ## Serve the default model until Ctrl-C; ARGS="--prefill 2" is handed on
 	@$(BIN)/tandem serve $(ARGS)
 
-# Two at a time; a file's tests share its clusters, and stay together.
-TWO := --numprocesses 2 --dist loadfile
+# Two at a time; a file's tests share its clusters, and stay together. In the order of their names:
+# xdist would else keep the files of few tests, which are the long ones, for the end.
+TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)  ## Run the tests; ARGS="-k name" is handed on
 ifdef ARGS

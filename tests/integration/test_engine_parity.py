@@ -145,6 +145,7 @@ async def answer_all(
     return answers
 
 
+@pytest.mark.slow
 async def test_generate_of_transformers_writes_the_same_tokens(
     peer: Peer, prompts: list[list[int]], compute: ComputeThread
 ) -> None:
@@ -176,6 +177,7 @@ async def test_blocks_copied_to_another_pool_continue_the_same_answer(
     assert peer.transformers.num_wrong(prompt, first + rest) == 0
 
 
+@pytest.mark.slow
 def test_bfloat16_logits_stay_close_to_float32(
     card: ModelCard, peer: Peer, prompts: list[list[int]], record_property: Any
 ) -> None:
