@@ -205,23 +205,24 @@ class SchedulerDesk:
         if message.transfer.attempt == 1:
             answer_tokens = view.expected_answer_tokens(waiting)
             self.roles.arrived(waiting, answer_tokens, now_s=now_s)
-        if (reject := self._refusal(message, view, waiting, now_s)) is not None:
+        displaced = None
+        if len(self._queue) >= self._config.max_queued:
+            displaced = self._queue.displaced_by(waiting)
+            if displaced is None:
+                self._reject(reply, self._full(message.transfer))
+                return
+        ahead = self._queue.ahead_of(waiting)
+        if (reject := refuse_early(view, waiting, ahead=ahead, now_s=now_s)) is not None:
             self._reject(reply, reject)
             return
+        if displaced is not None:
+            self._carry_out(self._full(displaced.transfer))
         self._queue.add(waiting)
         self._askers[message.transfer] = _Asker(gateway, reply, message.explain)
 
-    def _refusal(
-        self, message: Enqueue, view: ClusterView, waiting: Waiting, now_s: float
-    ) -> Reject | None:
-        """Why the request does not join the queue; None where it does."""
-        if len(self._queue) >= self._config.max_queued:
-            failure = Failure(
-                code="overloaded", message=f"{self._config.max_queued} requests wait already"
-            )
-            return Reject(transfer=message.transfer, failure=failure)
-        ahead = self._queue.ahead_of(waiting)
-        return refuse_early(view, waiting, ahead=ahead, now_s=now_s)
+    def _full(self, transfer: TransferId) -> Reject:
+        message = f"{self._config.max_queued} requests wait already"
+        return Reject(transfer=transfer, failure=Failure(code="overloaded", message=message))
 
     def _forget(self, transfer: TransferId, *, served: bool = False) -> Waiting | None:
         self._askers.pop(transfer, None)

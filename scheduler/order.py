@@ -168,6 +168,27 @@ class RequestQueue:
                 ahead += min(level.cost, share)
         return ahead
 
+    def displaced_by(self, waiting: Waiting) -> Waiting | None:
+        """What makes room in a full queue for a request that comes now; None where nothing does.
+
+        The last that came of the tenant that has most waiting, where that is more than the
+        newcomer's tenant would have; never one of a higher level, or one that lost a placement.
+        """
+        if not self._num_of:
+            return None
+        most = max(self._num_of, key=self._num_of.__getitem__)
+        if self._num_of[most] <= self._num_of.get(waiting.tenant, 0) + 1:
+            return None
+        for key in sorted(key for key in self._levels if key <= -waiting.priority):
+            level = self._levels[key]
+            if most in level.lanes:
+                return next(
+                    entry.waiting
+                    for entry in reversed(level.arrivals)
+                    if entry.alive and entry.level == key and entry.waiting.tenant == most
+                )
+        return None
+
     # --- the parts -----------------------------------------------------------------------------
 
     def _join(self, tenant: str) -> None:

@@ -61,13 +61,14 @@ def transfer(number):
     return TransferId(request_id=f"r{number}", attempt=1)
 
 
-def enqueue(number, *, prompt=16, new=16, model="m", remaining_s=60.0):
+def enqueue(number, *, prompt=16, new=16, model="m", remaining_s=60.0, tenant=""):
     return Enqueue(
         transfer=transfer(number),
         model=model,
         prompt_tokens=prompt,
         max_new_tokens=new,
         remaining_s=remaining_s,
+        tenant=tenant,
     )
 
 
@@ -157,6 +158,21 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(desk):
     assert rejection.transfer == transfer(3)
     assert rejection.failure.code == "overloaded"
     assert rejection.retry_after_s > 0
+
+
+async def test_a_tenant_that_fills_the_queue_keeps_no_other_tenant_out(desk):
+    gateway = Gateway(desk)
+    for number in range(3):
+        gateway.says(enqueue(number, tenant="flood"))
+    gateway.says(enqueue(3, tenant="guest"))
+    (displaced,) = gateway.of(Rejection)
+    assert (displaced.transfer, displaced.failure.code) == (transfer(2), "overloaded")
+    gateway.says(enqueue(4, tenant="flood"))
+    assert [each.transfer for each in gateway.of(Rejection)] == [transfer(2), transfer(4)]
+    join(desk, "p", WorkerRole.PREFILL)
+    join(desk, "d", WorkerRole.DECODE, blocks=16)
+    await turns()
+    assert transfer(3) in {each.transfer for each in gateway.of(Placement)}
 
 
 async def test_a_withdrawn_request_is_never_placed(desk):

@@ -1,5 +1,6 @@
 """The queue gives everybody a turn: by priority, by shares, by deadline, and none is starved."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
@@ -240,6 +241,19 @@ class QueueMachine(RuleBasedStateMachine):
         del self.model[first.transfer]
         self.queue.remove(first.transfer, served=True)
 
+    @rule(tenant=st.sampled_from("abc"), priority=st.integers(-1, 1))
+    def displace(self, tenant, priority):
+        newcomer = waiting("newcomer", tenant=tenant, priority=priority, at=self.now)
+        victim = self.queue.displaced_by(newcomer)
+        if victim is not None:
+            assert self.model[victim.transfer] == victim and victim.transfer.attempt == 1
+            counts = Counter(
+                each.tenant for each in self.model.values() if each.transfer.attempt == 1
+            )
+            assert counts[victim.tenant] == max(counts.values()) > counts[tenant] + 1
+            self.queue.remove(victim.transfer)
+            del self.model[victim.transfer]
+
     @invariant()
     def holds_what_was_put_in(self):
         assert len(self.queue) == len(self.model)
@@ -251,6 +265,30 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
+
+
+def test_in_a_full_queue_the_last_of_the_largest_tenant_makes_room_for_a_smaller_one():
+    flood = [waiting(f"f{n}", tenant="flood", at=float(n)) for n in range(4)]
+    queue = queue_of(*flood, waiting("g0", tenant="guest", at=9.0))
+    assert queue.displaced_by(waiting("g1", tenant="guest")) is flood[3]
+    assert queue.displaced_by(waiting("n", tenant="new")) is flood[3]
+    assert queue.displaced_by(waiting("f9", tenant="flood")) is None
+
+
+def test_tenants_with_as_many_waiting_displace_nobody():
+    pair = queue_of(waiting("a0", tenant="a"), waiting("a1", tenant="a"), waiting("b0", tenant="b"))
+    assert pair.displaced_by(waiting("b1", tenant="b")) is None
+    assert queue_of().displaced_by(waiting("a")) is None
+
+
+def test_a_newcomer_displaces_nothing_more_urgent_and_nothing_that_lost_a_placement():
+    urgent = [waiting(f"u{n}", tenant="flood", priority=-1) for n in range(3)]
+    assert queue_of(*urgent).displaced_by(waiting("g", tenant="guest")) is None
+    again = [waiting(f"a{n}", tenant="flood", attempt=2) for n in range(3)]
+    assert queue_of(*again).displaced_by(waiting("g", tenant="guest")) is None
+    idle = waiting("idle", tenant="flood", priority=3)
+    mixed = queue_of(idle, *urgent, *(waiting(f"f{n}", tenant="flood") for n in range(3)))
+    assert mixed.displaced_by(waiting("g", tenant="guest")) is idle
 
 
 def test_a_request_that_is_announced_again_stands_in_the_queue_once():
