@@ -141,6 +141,13 @@ simulate-tenants: $(STAMP)  ## What a flood of one tenant costs another, simulat
 simulate-check: $(STAMP)  ## Compare a cluster on this machine with its simulation; ends with one JSON line
 	@$(BIN)/python -m bench.sim.check $(ARGS)
 
+.PHONY: bench-overload bench-tenants
+bench-overload: $(STAMP)  ## Ask ten times what a cluster can do of it; ends with one JSON line
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.live.overload $(ARGS)
+
+bench-tenants: $(STAMP)  ## Measure what a flood of one tenant costs another; ends with one JSON line
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.live.tenants $(ARGS)
+
 .PHONY: bench-turns
 bench-turns: $(STAMP)  ## Measure what streams feel when their decode worker turns; ends with one JSON line
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.turns $(ARGS)

@@ -1,0 +1,1 @@
+"""Promises that only a running cluster can be asked about: overload, and a flooding tenant."""
