@@ -125,8 +125,8 @@ def main() -> int:
     flags.add_argument("--settle-s", type=float, default=5.0, help="whose answers do not count")
     try:
         found = overloaded(flags.parse_args())
-    except TandemError as error:
-        print(f"tandem: {error.message}", file=sys.stderr)
+    except (TandemError, RuntimeError) as error:  # the latter: the cluster did not come up
+        print(f"tandem: {error}", file=sys.stderr)
         return 2
     print(
         f"{found.offered_per_s:.1f} requests/s offered: {found.goodput_per_s:.2f} answered in time "

@@ -211,8 +211,8 @@ def main() -> int:
     flags.set_defaults(input_len=256, output_len=32, concurrency=8, capacity_requests=40)
     try:
         found = flooded(flags.parse_args())
-    except TandemError as error:
-        print(f"tandem: {error.message}", file=sys.stderr)
+    except (TandemError, RuntimeError) as error:  # the latter: the cluster did not come up
+        print(f"tandem: {error}", file=sys.stderr)
         return 2
     print(
         f"the quiet tenant's p90 TTFT: alone {found.alone_ms.p90:.0f} ms, beside the flood "
