@@ -11,8 +11,8 @@
   being that far off: whoever has waited so long is overtaken by no newcomer. A deadline orders only
   its own tenant's requests, else the most impatient tenant would have everybody's share.
 
-Every operation is O(log n); `in_order` costs what is taken from it, and `displaced_by`, which only a
-full queue asks, a look at the tenants and at those that came last.
+Every operation is O(log n); `in_order` costs what is taken from it, and `displaced_by`, which only
+a full queue asks, a look at the tenants and at those that came last.
 """
 
 import heapq
