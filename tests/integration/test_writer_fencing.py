@@ -8,7 +8,7 @@ second's never does. What must not happen then is told by the pool itself, which
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -108,7 +108,11 @@ def narrow(start_cluster, seed) -> Iterator:
             {
                 "prefill_workers": 2,
                 "scheduler": {"report_interval_s": 0.1},
-                "engine": {"decode_kv_bytes": POOL_BLOCKS * BLOCK_BYTES, "prefill_kv_bytes": 2**27},
+                "engine": {
+                    "decode_kv_bytes": POOL_BLOCKS * BLOCK_BYTES,
+                    "prefill_kv_bytes": 2**27,
+                    "prefix_cache": False,  # the test wipes blocks that no request holds
+                },
                 "transfer": {
                     "transport": "shm",
                     "push": "blocks",
@@ -126,8 +130,12 @@ def freezes(cluster) -> list[dict]:
     return [event for event in cluster.events("fault_injected") if event["kind"] == "freeze"]
 
 
-def stop_a_writer(cluster, client, prompts, eventually) -> TokenStream:
+def stop_a_writer(
+    cluster, client, prompts, eventually, wipe: Callable[[], None] = lambda: None
+) -> TokenStream:
     """Asks `prompts[0]` until the writer that stops is the one that is to write it.
+
+    `wipe` is called before each request, when no other one holds a block.
 
     The scheduler takes whichever it finds faster. Every second time that one is given a prompt to
     read first, whose one token ends it before a block leaves.
@@ -138,6 +146,8 @@ def stop_a_writer(cluster, client, prompts, eventually) -> TokenStream:
         return len(freezes(cluster)) > before
 
     for number in range(MAX_TRIES):
+        eventually(cluster.is_at_rest, "the one before has left", timeout_s=30)
+        wipe()
         if number % 2:
             first = client.start(generate(MODEL, prompts[1] + prompts[1][:20], max_tokens=1))
         stream = client.start(ask(prompts[0]))
@@ -154,7 +164,7 @@ def stop_a_writer(cluster, client, prompts, eventually) -> TokenStream:
 
 
 def untouched(pool: np.ndarray) -> set[int]:
-    """The blocks that nobody has ever written to."""
+    """The blocks that nobody has written to since the pool was wiped."""
     return {block for block in range(len(pool)) if not pool[block].any()}
 
 
@@ -166,12 +176,15 @@ def test_what_a_stopped_writer_may_still_write_into_is_lent_to_nobody(
 
     (name,) = [each for each in narrow.segments() if each.endswith(".kv")]
     segment = Segment.attach(shared_folder() / name)
-    segment.bytes[:] = 0  # the worker's first steps, before it served, wrote everywhere
+
+    def wipe() -> None:
+        segment.bytes[:] = 0
+
     # The supervisor would kill the frozen writer. It stands still too, so that the writer lives on.
     narrow.process.send_signal(signal.SIGSTOP)
     try:
         with narrow.client() as client, LedgerWatch(narrow.admin_url) as watch:
-            moved = stop_a_writer(narrow, client, prompts, eventually)
+            moved = stop_a_writer(narrow, client, prompts, eventually, wipe)
             eventually(
                 lambda: quarantined() == PROMPT_BLOCKS,
                 "its blocks are kept back",
