@@ -32,18 +32,20 @@ serve: $(STAMP)  ## Serve the default model until Ctrl-C; ARGS="--prefill 2" is 
 # Two at a time; a file's tests share its clusters, and stay together. In the order of their names:
 # xdist would else keep the files of few tests, which are the long ones, for the end.
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Of two processes each computes with one thread: more would wait for each other, spinning.
+ALONE := OMP_NUM_THREADS=1
 
 test: $(STAMP)  ## Run the tests; ARGS="-k name" is handed on
 ifdef ARGS
 	$(BIN)/python -m pytest -m "$(USUAL)" $(ARGS)
 else
-	$(BIN)/python -m pytest -m "$(USUAL)" --ignore tests/integration --numprocesses 2
-	$(BIN)/python -m pytest -m "$(USUAL)" tests/integration $(TWO)
+	$(ALONE) $(BIN)/python -m pytest -m "$(USUAL)" --ignore tests/integration --numprocesses 2
+	$(ALONE) $(BIN)/python -m pytest -m "$(USUAL)" tests/integration $(TWO)
 endif
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## Ask real clusters the same in many ways; CI runs this as well
-	$(BIN)/python -m pytest -m slow tests/integration $(TWO) $(ARGS)
+	$(ALONE) $(BIN)/python -m pytest -m slow tests/integration $(TWO) $(ARGS)
 
 test-faults: $(STAMP)  ## Kill and freeze processes of real clusters under load
 	$(BIN)/python -m pytest -m faults tests/integration $(ARGS)

@@ -34,7 +34,9 @@ def _nothing_is_left(cluster) -> bool:
     return processes and not list(cluster.runtime_dir.iterdir()) and not cluster.segments()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_stop_lets_a_running_request_finish_and_leaves_nothing(start_cluster, number):
     cluster = start_cluster(settings={"drain_timeout_s": 90.0})
     body = {
