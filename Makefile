@@ -68,10 +68,10 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)  ## Run other projects' clients and router
 test-deploy: $(STAMP) .venv/deploy/.installed  ## Check chart, image and load balancers with helm, envoy, haproxy, nginx
 	$(BIN)/python -m pytest -m deploy tests/deploy tests/integration/test_load_balancers.py tests/integration/test_internal_tls.py $(ARGS)
 
-test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each time; Triton's kernels over every shape; workers of several ranks
+test-long: $(STAMP)  ## Search hand-off interleavings for minutes, new ones each time; Triton's kernels over every shape; workers of several ranks; the same tokens wherever a prompt is read
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=long --timeout=3600 $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract -m long --timeout=3600
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_tensor_parallel.py tests/integration/test_fp8_kv.py -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m long
 
 check: lint test test-slow  ## What CI runs: lint, types, contracts, stubs, tests
 

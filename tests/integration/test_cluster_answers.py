@@ -12,18 +12,12 @@ from bench.cluster import Endpoints, serving
 from bench.parity_prompts import parity_prompts
 from protos.tandem.v1 import inference_pb2, inference_pb2_grpc
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STREAMS = 64
 
 
-PAIRS = [
-    pytest.param(("shm", "auto"), id="shm-auto"),
-    pytest.param(("tcp", "layers"), id="tcp-layers", marks=pytest.mark.slow),
-]
-
-
-@pytest.fixture(scope="module", params=PAIRS)
+@pytest.fixture(scope="module", params=[("shm", "auto"), ("tcp", "layers")], ids="-".join)
 def endpoints(request: pytest.FixtureRequest) -> Endpoints:
     """shm with whole blocks (what the link's cost says), tcp with the last chunk layer by layer."""
     with serving(parity.settings(*request.param)) as found:

@@ -5,7 +5,7 @@ import pytest
 from bench.cluster import ALWAYS_HAND_OVER, merged
 from bench.streams import generate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ANSWER_TOKENS = 48
 AT_ONCE = 12
