@@ -8,18 +8,17 @@ else.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from bench.cluster import serving
-from bench.environment import describe
 from bench.live.arguments import parser, positive, shape
 from bench.live.cluster import capacity_per_s, settings
 from bench.live.steady import Window, is_good, refusal_s
+from bench.live.verdict import tell
 from bench.load.client import find_target
 from bench.load.measure import measure
 from bench.load.plan import LoadPlan, Place
@@ -138,9 +137,7 @@ def main() -> int:
             f"a refusal comes after {told.p50:.0f} ms (p50), {told.p90:.0f} (p90), "
             f"{told.p99:.0f} (p99; wanted: {WANTED_REFUSAL_MS:.0f}), {told.max:.0f} (max)"
         )
-    document = {"bench": "overload", **asdict(found), "share": found.share, "kept": found.kept}
-    print(json.dumps({**document, "machine": describe()}))
-    return 0 if found.kept else 1
+    return tell("overload", found, share=found.share)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,18 @@ failed. The client needs a part of the same machine, which should do nothing els
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from bench.cluster import serving
-from bench.environment import describe
 from bench.live.arguments import parser, positive, shape
 from bench.live.cluster import capacity_per_s, settings
 from bench.live.steady import is_good
+from bench.live.verdict import tell
 from bench.load.client import LoadClient, Target, find_target
 from bench.load.drive import open_loop
 from bench.load.plan import LoadPlan, Place
@@ -224,9 +223,7 @@ def main() -> int:
             f"the flood: {found.flood_good} of {found.flood_requests} answered in time, "
             f"p90 TTFT {found.flood_ms.p90:.0f} ms"
         )
-    document = {"bench": "tenants", **asdict(found), "ratio": found.ratio, "kept": found.kept}
-    print(json.dumps({**document, "machine": describe()}))
-    return 0 if found.kept else 1
+    return tell("tenants", found, ratio=found.ratio)
 
 
 if __name__ == "__main__":
